@@ -1,0 +1,1 @@
+"""Records in, verdicts and tables out: pairing, statistics, verdicts, tables. No torch."""
