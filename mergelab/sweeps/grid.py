@@ -1,0 +1,120 @@
+"""The points of an experiment in run order: parents, controls, then the cells of the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mergelab.config import Cell, Pair, Recipe, control_cell, grid_cells, selected_cells, zero_point_of
+from mergelab.errors import RecipeError, problem_list
+
+PointRole = Literal["ancestor", "base", "vlm", "control", "merge"]
+
+COPY = "copy"
+"""Method of the endpoint controls: a parent sent through the stream unchanged."""
+
+
+@dataclass(frozen=True)
+class PointSpec:
+    """One point before it is made: everything about it that a recipe decides.
+
+    Fields that do not apply are None: parents have no method, copies and averages no zero point, and only
+    methods that draw have a seed.
+    """
+
+    role: PointRole
+    method: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Canonical: every parameter by its YAML name, defaults included."""
+
+    seed: int | None = None
+    zero_point: str | None = None
+    conventions: str | None = None
+    inputs: tuple[str, ...] = ()
+    """The models whose contents decide the weights of the point, in the order ancestor, base, vlm."""
+
+    @property
+    def is_parent(self) -> bool:
+        """True for a model of the pair as it is."""
+        return self.role in ("ancestor", "base", "vlm")
+
+
+def expand(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
+    """Return the points that ``mergelab run`` makes, in run order.
+
+    The parents (ancestor if the pair has one, base, vlm), the controls (``endpoints``: copies of base and of
+    vlm; ``gaussian``: one point per seed), then every cell of the grid in the written order, once per seed
+    for methods that draw.
+
+    Args:
+        recipe: From ``load_experiment``.
+        pair: The pair it runs on.
+
+    Raises:
+        RecipeError: The merges of the recipe are not valid on this pair.
+    """
+    zero_point = zero_point_of(recipe, pair)
+    cells, problems = grid_cells(recipe, zero_point)
+    if problems:
+        raise RecipeError(problem_list(f"recipe {recipe.name} on pair {pair.name}:", problems))
+    parents = tuple(PointSpec(role=role, inputs=(role,)) for role in pair.sources)
+    return parents + _controls(recipe) + _merges(cells, recipe.seeds, zero_point, recipe.conventions)
+
+
+def selected_points(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
+    """Return the points that ``parameters`` names, one per merge of the recipe, drawn with its first seed.
+
+    They are what ``mergelab merge`` makes, and need not lie on the grid.
+
+    Raises:
+        RecipeError: A merge whose ``parameters`` do not name a whole point.
+    """
+    zero_point = zero_point_of(recipe, pair)
+    return _merges(selected_cells(recipe, zero_point), recipe.seeds[:1], zero_point, recipe.conventions)
+
+
+def _controls(recipe: Recipe) -> tuple[PointSpec, ...]:
+    points: list[PointSpec] = []
+    for control in recipe.controls:
+        if control == "endpoints":
+            # The copy of base is written in the layout of vlm, whose shapes and dtypes it takes.
+            points += [
+                PointSpec(role="control", method=COPY, parameters={"of": "base"}, inputs=("base", "vlm")),
+                PointSpec(role="control", method=COPY, parameters={"of": "vlm"}, inputs=("vlm",)),
+            ]
+        else:
+            # Noise is added to base whatever the zero point of the merges is (DESIGN: base + noise).
+            cell = control_cell(control)
+            points += [
+                PointSpec(
+                    role="control",
+                    method=cell.method,
+                    parameters=cell.canonical,
+                    seed=seed,
+                    zero_point="base",
+                    inputs=("base", "vlm"),
+                )
+                for seed in recipe.seeds
+            ]
+    return tuple(points)
+
+
+def _merges(
+    cells: Iterable[Cell], seeds: tuple[int, ...], zero_point: str, conventions: str
+) -> tuple[PointSpec, ...]:
+    return tuple(
+        PointSpec(
+            role="merge",
+            method=cell.method,
+            parameters=cell.canonical,
+            seed=seed,
+            zero_point=zero_point if cell.needs_zero_point else None,
+            conventions=conventions,
+            inputs=("ancestor", "base", "vlm")
+            if cell.needs_zero_point and zero_point == "ancestor"
+            else ("base", "vlm"),
+        )
+        for cell in cells
+        for seed in (seeds if cell.draws else (None,))
+    )
