@@ -1,0 +1,189 @@
+"""Open a checkpoint folder: find its weight files, check every header, read its config. No tensor data.
+
+Only what the folder itself declares is read: the files that ``model.safetensors.index.json`` lists, or
+``model.safetensors``. Other ``*.safetensors`` files (consolidated twins, adapters) are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mergelab.checkpoints.safetensors_format import TensorHeader, load_object, read_headers
+from mergelab.errors import DamagedFileError, problem_list
+
+__all__ = ["INDEX_NAME", "SINGLE_NAME", "Checkpoint", "TensorHeader", "open_checkpoint"]
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+
+MAX_JSON_BYTES = 100_000_000
+
+PACKED_DTYPES = ("U8", "I8", "F4", "F6_E2M3", "F6_E3M2")
+"""Codes in which quantised weights are stored; every F8 code counts as well."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder whose headers were all checked."""
+
+    folder: Path
+    tensors: Mapping[str, TensorHeader]
+    """By stored name, in name order."""
+    config: Mapping[str, Any]
+    """``config.json`` as it stands."""
+    shards: tuple[Path, ...]
+    """The weight files, in name order."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensor data."""
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Check a checkpoint folder and return where every tensor lies.
+
+    Raises:
+        DamagedFileError: With all problems at once: no folder, no or broken ``config.json``, no safetensors
+            weights (pickled and GGUF weights are named as such), an index that names missing, foreign or
+            wrong files, a tensor in two files or in another file than the index says, a damaged or
+            truncated file, quantised weights.
+    """
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing"
+        raise DamagedFileError(f"{folder}: expected a checkpoint folder, found {found}. Correct the path.")
+    problems: list[str] = []
+    config = read_json(folder / "config.json", problems)
+    declared = declared_files(folder, problems)
+    tensors: dict[str, TensorHeader] = {}
+    for file_name, listed in declared.items():
+        path = folder / file_name
+        if not path.is_file():
+            problems.append(f"{file_name}: missing, {INDEX_NAME} lists {len(listed or ())} tensors in it")
+            continue
+        headers, found_problems = read_headers(path)
+        problems.extend(f"{path.name}: {problem}" for problem in found_problems)
+        for header in headers:
+            if header.name in tensors:
+                problems.append(f"{header.name}: lies in {tensors[header.name].path.name} and in {path.name}")
+            elif listed is not None and header.name not in listed:
+                owner = next(
+                    (other for other, names in declared.items() if names and header.name in names), None
+                )
+                says = f"the index says {owner}" if owner else "the index does not list it"
+                problems.append(f"{header.name}: lies in {path.name}, {says}")
+            tensors[header.name] = header
+        if listed is not None and not found_problems:
+            absent = sorted(listed - {header.name for header in headers})
+            problems.extend(f"{name}: the index says {path.name}, which does not hold it" for name in absent)
+    if declared and not tensors and not problems:
+        problems.append("the weight files hold no tensors")
+    problems.extend(quantisation_problems(config, tensors))
+    if problems:
+        raise DamagedFileError(
+            problem_list(
+                f"{folder}: the checkpoint cannot be used. Problems: {len(problems)}.",
+                shortened(problems),
+                "Get the missing or damaged files again, or give another folder.",
+            )
+        )
+    ordered = {name: tensors[name] for name in sorted(tensors)}
+    return Checkpoint(folder, ordered, config, tuple(folder / name for name in declared))
+
+
+def declared_files(folder: Path, problems: list[str]) -> dict[str, set[str] | None]:
+    """Return the weight files a folder declares, each with the tensor names of the index (None: no index).
+
+    The files need not be there. An unusable index, or no declaration at all, is added to ``problems``.
+    """
+    single, index = folder / SINGLE_NAME, folder / INDEX_NAME
+    if not index.exists():
+        if single.is_file():
+            return {SINGLE_NAME: None}
+        problems.append(no_weights(folder))
+        return {}
+    weight_map = read_json(index, problems).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        problems.append(f"{INDEX_NAME}: expected a weight_map that maps tensor names to files")
+        return {}
+    files: dict[str, set[str]] = {}
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not is_plain_name(name) or not name.endswith(".safetensors"):
+            problems.append(
+                f"{INDEX_NAME}: {tensor} lies in {name!r}, expected a .safetensors file of this folder"
+            )
+        else:
+            files.setdefault(name, set()).add(tensor)
+    if single.exists() and SINGLE_NAME not in files:
+        problems.append(
+            f"holds two checkpoints: {SINGLE_NAME} and the files of {INDEX_NAME}; remove one of them"
+        )
+    return {name: files[name] for name in sorted(files)}
+
+
+def is_plain_name(name: str) -> bool:
+    """Say whether ``name`` is a bare file name, without folders or escapes."""
+    return name not in ("", ".", "..") and not any(sign in name for sign in "/\\\0")
+
+
+def no_weights(folder: Path) -> str:
+    """Say which weights were found instead of safetensors."""
+    names = sorted(path.name for path in folder.iterdir())
+    wanted = f"no weights: neither {INDEX_NAME} nor {SINGLE_NAME}"
+    pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt")) and "model" in name]
+    gguf = [name for name in names if name.endswith(".gguf")]
+    others = [name for name in names if name.endswith(".safetensors")]
+    if pickled:
+        return (
+            f"{wanted}; {pickled[0]} is pickled (it can run code when read), convert it to safetensors first"
+        )
+    if gguf:
+        return (
+            f"{wanted}; {gguf[0]} is a GGUF file (quantised weights), use the original safetensors checkpoint"
+        )
+    if others:
+        return f"{wanted}; {', '.join(others[:3])} is not named by either"
+    if (folder / "llm" / "config.json").is_file():
+        return (
+            f"{wanted}; the text tower lies in its own folder {folder / 'llm'} (VILA layout), not supported"
+        )
+    return wanted
+
+
+def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
+    """Read a JSON object; on failure add a problem and return an empty one."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"larger than {MAX_JSON_BYTES} bytes")
+        return load_object(path.read_bytes())
+    except FileNotFoundError:
+        problems.append(f"{path.name}: missing")
+    except OSError as error:
+        problems.append(f"{path.name}: cannot be read: {error.strerror}")
+    except ValueError as error:
+        problems.append(f"{path.name}: not valid JSON: {error}")
+    return {}
+
+
+def quantisation_problems(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> list[str]:
+    """Name a quantised checkpoint by its ``quantization_config`` (top level or nested) and its tensors."""
+    places = {"config.json": config, **{f"config.json {key}": value for key, value in config.items()}}
+    problems = []
+    for place, section in places.items():
+        settings = section.get("quantization_config") if isinstance(section, Mapping) else None
+        if settings:
+            method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else settings
+            problems.append(f"{place}: quantization_config {method!r}: quantised weights cannot be merged")
+    if problems:
+        packed = [t for t in tensors.values() if t.dtype in PACKED_DTYPES or t.dtype.startswith("F8")]
+        problems.extend(f"{tensor.name}: packed as {tensor.dtype} {tensor.shape}" for tensor in packed)
+    return problems
+
+
+def shortened(problems: list[str], limit: int = 20) -> list[str]:
+    """Return the first ``limit`` problems, and how many more there are."""
+    more = len(problems) - limit
+    return problems if more <= 0 else [*problems[:limit], f"({more} more)"]
