@@ -1,0 +1,13 @@
+"""Tensor names: where the text tower of a checkpoint is, and which tensors of checkpoints belong together.
+
+Everything works on names, shapes, dtypes, configs and tokenizer files; no tensor data is read and torch is
+never imported. Bytes live in ``mergelab.checkpoints``, whose headers fit the protocols here.
+
+- ``families``: the layouts as data: prefixes, roles, buffers, and families that are refused by name.
+- ``layouts``: find the tower of one checkpoint, ``locate_tower``.
+- ``kinds``: what a module is, ``module_kind``.
+- ``vocabulary``: tokenizer files and row maps, ``read_vocabulary``.
+- ``config_differences``: what two text configs compute differently.
+- ``pairs``: the values a pairing consists of.
+- ``pairing``: the total pairing of base, vlm and ancestor, ``pair_checkpoints``.
+"""

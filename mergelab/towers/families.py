@@ -1,0 +1,117 @@
+"""The naming layouts of text towers, as data.
+
+One prefix table covers the families whose tower differs from a plain causal LM by a prefix alone: LLaVA,
+LLaVA-NeXT, LLaVA-OneVision, InternVL, Qwen2-VL to Qwen3-VL, SmolVLM, Idefics, Mistral3, Ovis, MiniCPM-V,
+plain text models and others, each as the hub and as transformers 5 stores it. Families that need more are
+listed so that they can be refused by name.
+
+**Source**: key sets of tiny models of 34 transformers classes in both layouts; loaders of transformers 5.24
+and vLLM 0.33.
+"""
+
+from __future__ import annotations
+
+import re
+
+TOWER_ROOTS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    # transformers 5.4 and 5.5 repeated `language_model.` when saving; the repeats are read as one.
+    ("language_model.model.", re.compile(r"(?:model\.)?(?:language_model\.)+model\.")),
+    ("model.language_model.", re.compile(r"model\.(?:language_model\.)+")),
+    ("model.text_model.", re.compile(r"model\.text_model\.")),
+    ("llm.model.", re.compile(r"(?:llm|language)\.model\.")),
+    ("model.", re.compile(r"model\.")),
+)
+"""Layout name and prefix, tried in this order; what follows must look like a tower (``TOWER_LEAF``)."""
+
+HEAD_ROOTS: tuple[re.Pattern[str], ...] = (
+    re.compile(r"(?:model\.)?(?:(?:language_model\.)+|llm\.|language\.)(?:lm_head|output)\."),
+    re.compile(r"lm_head\."),
+)
+"""Prefixes of the head, tried in this order; they are independent of the tower's."""
+
+HEAD_LEAF = re.compile(r"weight|bias")
+
+TOWER_LEAF = re.compile(
+    r"layers\.\d+\..+"
+    r"|embed_tokens\.weight"
+    r"|(?:norm|final_layernorm|embedding_norm)\.(?:weight|bias)"
+    r"|rotary_emb\.\w+"
+    r"|(?:embed_tokens_per_layer|per_layer_model_projection|per_layer_projection_norm)\.weight"
+)
+"""What may follow a tower prefix; it keeps `model.visual.`, `model.mm_projector.` and the like out."""
+
+STRIPPED = re.compile(r"(?:model\.)?(?:language_model\.)*")
+"""What is taken off a name before its role is looked up."""
+
+ROLES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("projector", re.compile(r"visual\.(?:merger|deepstack_merger_list)\.")),
+    (
+        "projector",
+        re.compile(
+            r"(?:multi_modal_projector|mm_projector|projector|connector|aligner|merger|embed_vision|mlp1|resampler)\."
+        ),
+    ),
+    ("projector", re.compile(r"(?:image_newline|view_seperator)$")),
+    (
+        "vision",
+        re.compile(
+            r"(?:visual|vision|vision_tower|vision_model|vision_encoder|image_encoder|vpm|visual_tokenizer|vte)\."
+        ),
+    ),
+    ("extra", re.compile(r"mtp\.")),
+)
+"""Role of every tensor outside the tower, first match on the stripped name."""
+
+BUFFER = re.compile(
+    r"(?:^|\.)(?:rotary_emb\.(?:\w*inv_freq|cos_cached|sin_cached)|position_ids|masked_bias)$"
+)
+"""Tensors that a model computes itself; older files store them."""
+
+REFUSED: tuple[tuple[str, re.Pattern[str], str], ...] = (
+    (
+        "Molmo",
+        re.compile(r"\.transformer\.(?:blocks\.\d+|wte|ff_out)\."),
+        "fuses q|k|v and up|gate in tensors of its own",
+    ),
+    (
+        "InternLM2",
+        re.compile(r"\.attention\.wqkv\."),
+        "interleaves q, k and v per key-value head",
+    ),
+    (
+        "Mllama",
+        re.compile(r"\.cross_attn_(?:attn|mlp)_gate$"),
+        "inserts cross-attention layers between the text layers",
+    ),
+    (
+        "LoRA adapters",
+        re.compile(r"\.base_layer\.|\.lora_[AB]\."),
+        "keeps adapters beside the weights; fold them in first",
+    ),
+    (
+        "Wings",
+        re.compile(r"\.(?:attn_pool|attn_t_pool|reweight_module)\."),
+        "runs text through modules inside the layers",
+    ),
+    (
+        "quantised weights",
+        re.compile(
+            r"\.(?:qweight|qzeros|absmax|quant_map|weight_packed|weight_scale|weight_scale_inv|scale_inv|SCB)$"
+            r"|_proj_(?:blocks|scales)$|\.quant_state\."
+        ),
+        "stores packed numbers; use the unquantised checkpoint",
+    ),
+)
+"""Families whose names need more than a prefix: name, a tensor that gives them away, what is special."""
+
+HEADLESS = re.compile(r"(?:layers\.\d+\.|embed_tokens\.weight$)")
+"""A model saved without its causal-LM class: no `model.` prefix, no head."""
+
+FUSION_HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\.experts\."), "experts are stored fused on one side and split on the other"),
+    (re.compile(r"\.(?:qkv_proj|gate_up_proj|query_key_value)\."), "projections are fused on one side only"),
+)
+"""Why tensors may not pair although the models are related; such pairs are refused, not converted."""
+
+TEXT_CONFIG_KEYS = ("text_config", "llm_config", "language_config")
+"""Where a multimodal config keeps its text config, first hit; otherwise the top level is the text config."""

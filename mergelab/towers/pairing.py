@@ -1,0 +1,277 @@
+"""The total pairing: which tensors of base, vlm and ancestor are one weight, and what becomes of the rest.
+
+Every tensor of the base is matched, virtual (a tied head stands for its embedding) or explained; every
+tensor of the vlm is paired or copied. Whatever is left over is an error that lists it; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mergelab.errors import PairingError, problem_list
+from mergelab.towers.config_differences import config_differences, head_problems
+from mergelab.towers.families import FUSION_HINTS
+from mergelab.towers.kinds import module_kind
+from mergelab.towers.layouts import EMBEDDING, HEAD, TensorLike, Tower, first, locate_tower, tie_flags
+from mergelab.towers.pairs import CheckpointLike, MustEqual, PairedTensor, Pairing
+from mergelab.towers.vocabulary import RowMap, match_rows, read_vocabulary
+
+__all__ = ["CheckpointLike", "MustEqual", "PairedTensor", "Pairing", "pair_checkpoints"]
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+INTEGERS = ("BOOL", "I16", "U16", "I32", "U32", "I64", "U64")
+VOCABULARY_TENSORS = (EMBEDDING, HEAD, "lm_head.bias")
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def pair_checkpoints(models: Mapping[str, CheckpointLike]) -> Pairing:
+    """Pair the tensors of base, vlm and, if given, ancestor.
+
+    Args:
+        models: Role -> opened checkpoint; base and vlm must be there. Any of them may be a plain text
+            checkpoint or a multimodal one.
+
+    Raises:
+        PairingError: With everything that does not fit: missing or foreign tensors, shapes, dtypes, heads,
+            vocabularies.
+        DamagedFileError: A tokenizer file is damaged.
+    """
+    accounts = Accounts(models, locate_all(models))
+    for role in accounts.others:
+        accounts.explain_outside(role)
+        accounts.settle_head(role)
+        accounts.compare(role)
+    accounts.check_packed("vlm")
+    accounts.match_vocabulary()
+    accounts.raise_problems()
+    accounts.note_ties()
+    return accounts.result()
+
+
+def locate_all(models: Mapping[str, CheckpointLike]) -> dict[str, Tower]:
+    """Locate the tower of every model, or raise one PairingError for all that have none."""
+    towers: dict[str, Tower] = {}
+    problems = []
+    for role in sorted(models, key=["base", "vlm", "ancestor"].index):
+        model = models[role]
+        known = towers["base"].stored if "base" in towers else ()
+        try:
+            towers[role] = locate_tower(model.tensors, model.config, known)
+        except PairingError as error:
+            problems.append(f"{role} {model.folder}: {error}")
+    if problems:
+        raise PairingError("\n".join(problems))
+    return towers
+
+
+@dataclass
+class Accounts:
+    """The pairing in the making: what was found so far, and every problem."""
+
+    models: Mapping[str, CheckpointLike]
+    towers: Mapping[str, Tower]
+    problems: dict[str, list[str]] = field(default_factory=dict)
+    """Role that does not fit -> problems."""
+    explained: dict[str, str] = field(default_factory=dict)
+    gone: dict[str, set[str]] = field(default_factory=dict)
+    """Role -> canonical names that are explained and so need no partner."""
+    virtual: list[str] = field(default_factory=list)
+    integers: set[str] = field(default_factory=set)
+    """Canonical names of integer tensors of the tower: copied, and equal in all models."""
+    must_equal: list[MustEqual] = field(default_factory=list)
+    rows: dict[str, RowMap | None] = field(default_factory=dict)
+    vocabulary: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def others(self) -> list[str]:
+        """The roles besides the vlm, base first."""
+        return [role for role in self.towers if role != "vlm"]
+
+    def header(self, role: str, name: str) -> TensorLike:
+        """Return the header of a canonical name; a virtual head is the embedding."""
+        return self.models[role].tensors[self.stored_name(role, name)]
+
+    def stored_name(self, role: str, name: str) -> str:
+        """Return the stored name of a canonical one; a virtual head is the embedding."""
+        return self.towers[role].stored[EMBEDDING if name == HEAD and role in self.virtual else name]
+
+    def problem(self, role: str, text: str) -> None:
+        """Note that ``role`` does not fit."""
+        self.problems.setdefault(role, []).append(text)
+
+    def explain(self, role: str, name: str, reason: str) -> None:
+        """Note why a canonical name of ``role`` needs no partner."""
+        self.gone.setdefault(role, set()).add(name)
+        self.explained[f"{role}: {self.towers[role].stored[name]}"] = reason
+
+    def explain_outside(self, role: str) -> None:
+        """Explain buffers, what surrounds the tower of a multimodal base, multi-token-prediction layers."""
+        for stored, part in self.towers[role].roles.items():
+            if part != "tower":
+                reason = "no weight of the text model" if part == "extra" else f"{part}, not text"
+                self.explained[f"{role}: {stored}"] = reason
+        config = self.towers[role].text_config
+        num_layers, num_extra = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
+        if isinstance(num_layers, int) and isinstance(num_extra, int) and num_extra:
+            for name in set(self.towers[role].stored) - set(self.towers["vlm"].stored):
+                layer = LAYER.match(name)
+                if layer and int(layer[1]) >= num_layers:
+                    self.explain(role, name, "multi-token-prediction layer, which the vlm lacks")
+
+    def settle_head(self, role: str) -> None:
+        """Settle a head that only one side stores: a stored head beats a flag."""
+        mine, vlm = self.towers[role], self.towers["vlm"]
+        if vlm.has_head and not mine.has_head:
+            self.virtual.append(role)
+            self.notes.append(f"{role}: its head is tied, so its embedding stands for {HEAD}")
+        elif mine.has_head and not vlm.has_head:
+            self.explain(role, HEAD, "the vlm ties its head; allowed only if it equals the embedding")
+            reason = f"the vlm stores no head, so the head of {role} must equal its embedding"
+            self.must_equal.append(
+                MustEqual((role, mine.stored[HEAD]), (role, mine.stored[EMBEDDING]), reason)
+            )
+
+    def compare(self, role: str) -> None:
+        """Note every tensor without partner or of another shape or dtype family, and other head counts."""
+        mine, vlm = self.towers[role], self.towers["vlm"]
+        self.check_packed(role)
+        names = {*mine.stored, *([HEAD] if role in self.virtual else [])} - self.gone.get(role, set())
+        for name in sorted(names | set(vlm.stored), key=layer_order):
+            if name not in vlm.stored:
+                header = self.header(role, name)
+                self.problem(role, f"{name}: {role} {header.dtype} {header.shape}, vlm has none")
+            elif name not in names:
+                header = self.header("vlm", name)
+                self.problem(role, f"{name}: {role} has none, vlm {header.dtype} {header.shape}")
+            else:
+                self.compare_tensor(role, name)
+        configs = mine.text_config, vlm.text_config
+        for text in head_problems(role, *configs):
+            self.problem(role, text)
+        if role == "base":
+            self.notes.extend(config_differences(*configs))
+
+    def compare_tensor(self, role: str, name: str) -> None:
+        """Compare shape and dtype family of one tensor that both sides have."""
+        mine, vlm = self.header(role, name), self.header("vlm", name)
+        skip = 1 if name in VOCABULARY_TENSORS else 0
+        if len(mine.shape) != len(vlm.shape) or mine.shape[skip:] != vlm.shape[skip:]:
+            self.problem(role, f"{name}: {role} {mine.shape}, vlm {vlm.shape}")
+        elif mine.dtype in FLOATS and vlm.dtype in FLOATS:
+            return
+        elif mine.dtype in INTEGERS and mine.dtype == vlm.dtype:
+            self.integers.add(name)
+            names = (role, self.stored_name(role, name)), ("vlm", self.stored_name("vlm", name))
+            self.must_equal.append(MustEqual(*names, "integers cannot be merged, only copied"))
+        elif mine.dtype in FLOATS + INTEGERS and vlm.dtype in FLOATS + INTEGERS:
+            self.problem(role, f"{name}: {role} {mine.dtype}, vlm {vlm.dtype}")
+
+    def check_packed(self, role: str) -> None:
+        """Note every tensor of a tower whose numbers are packed or of 8 bits and fewer."""
+        model = self.models[role]
+        settings = model.config.get("quantization_config")
+        named = f" (quantization_config {settings})" if settings else ""
+        for stored in self.towers[role].stored.values():
+            header = model.tensors[stored]
+            if header.dtype not in FLOATS + INTEGERS:
+                text = f"{stored}: {role} {header.dtype} {header.shape}{named}, expected F32, F16 or BF16"
+                self.problem(role, text)
+
+    def match_vocabulary(self) -> None:
+        """Pair the rows of embedding and head, where all models have them."""
+        vocabularies = {role: read_vocabulary(model.folder) for role, model in self.models.items()}
+        unread = [role for role, tokens in vocabularies.items() if tokens is None]
+        for name in VOCABULARY_TENSORS:
+            if not all(
+                name in t.stored or (name == HEAD and r in self.virtual) for r, t in self.towers.items()
+            ):
+                continue
+            num_rows = {role: self.header(role, name).shape[0] for role in self.towers}
+            try:
+                rows = match_rows(name, num_rows, vocabularies)
+            except PairingError as error:
+                self.problem("base", str(error))
+                continue
+            self.rows[name] = rows
+            self.vocabulary[name] = {
+                "by": "index" if unread else "token",
+                "shared": rows.num_shared if rows else num_rows["vlm"],
+                "vlm_only": rows.num_vlm_only if rows else 0,
+                "base_only": rows.num_base_only if rows else 0,
+                "padding": rows.num_padding if rows else 0,
+            }
+            counts = ", ".join(f"{what} {count}" for what, count in self.vocabulary[name].items())
+            because = f" ({', '.join(unread)}: no readable tokenizer files)" if unread else ""
+            self.notes.append(f"{name}: rows {counts}{because}")
+
+    def note_ties(self) -> None:
+        """Note tie flags that contradict each other or the file."""
+        for role, tower in self.towers.items():
+            flags = tie_flags(self.models[role].config)
+            if len(set(flags)) > 1 or (flags and flags[0] == tower.has_head):
+                found = "a head, so it is untied" if tower.has_head else "no head, so it is tied"
+                self.notes.append(f"{role}: config says tie_word_embeddings {flags}, the file has {found}")
+
+    def raise_problems(self) -> None:
+        """Raise one PairingError with everything that does not fit, if there is anything."""
+        messages = []
+        vlm = self.models["vlm"].folder
+        for role, problems in self.problems.items():
+            fits = f"does not fit {role} {self.models[role].folder}" if role != "vlm" else "cannot be merged"
+            heading = f"vlm {vlm} {fits}. Problems: {len(problems)}."
+            if role != "vlm" and (layers := self.layer_counts(role)):
+                heading += f" {layers}."
+            hints = {hint for pattern, hint in FUSION_HINTS if any(pattern.search(text) for text in problems)}
+            advice = f"Pick the {role} this vlm was tuned from." if role != "vlm" else "Pick another vlm."
+            if hints:
+                advice = f"Perhaps {' and '.join(sorted(hints))}, which is not supported. {advice}"
+            messages.append(problem_list(heading, first(problems), advice))
+        if messages:
+            raise PairingError("\n".join(messages))
+
+    def layer_counts(self, role: str) -> str:
+        """Word a difference in the number of layers."""
+        mine, vlm = (
+            len({match[1] for name in self.towers[who].stored if (match := LAYER.match(name))})
+            for who in (role, "vlm")
+        )
+        return f"{role} has {mine} layers, vlm {vlm}" if mine != vlm else ""
+
+    def result(self) -> Pairing:
+        """Return the finished pairing."""
+        vlm = self.towers["vlm"]
+        tensors = []
+        for name in sorted(set(vlm.stored) - self.integers, key=layer_order):
+            header = self.header("vlm", name)
+            tensors.append(
+                PairedTensor(
+                    name=name,
+                    kind=module_kind(name, header.shape),
+                    shape=tuple(header.shape),
+                    dtype=header.dtype,
+                    stored={role: self.stored_name(role, name) for role in self.towers},
+                    virtual=tuple(self.virtual) if name == HEAD else (),
+                    rows=self.rows.get(name),
+                )
+            )
+        merged = {tensor.stored["vlm"] for tensor in tensors}
+        return Pairing(
+            tensors=tuple(tensors),
+            copied=tuple(name for name in vlm.roles if name not in merged),
+            explained=self.explained,
+            must_equal=tuple(self.must_equal),
+            layouts={role: tower.layout for role, tower in self.towers.items()},
+            towers=self.towers,
+            vocabulary=self.vocabulary,
+            notes=tuple(self.notes),
+        )
+
+
+def layer_order(name: str) -> tuple[Any, ...]:
+    """Sort key: embedding, layers by number, norm, head."""
+    parts = tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))
+    return (name.startswith("lm_head"), *parts)

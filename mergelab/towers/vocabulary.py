@@ -1,0 +1,177 @@
+"""Tokenizer files and which rows of two embeddings belong to the same token.
+
+Files are read as JSON; no tokenizer is built. Rows are paired by the token's string, because a vlm may
+append tokens, drop padding, or order added tokens differently.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mergelab.errors import DamagedFileError, PairingError
+
+MIN_SHARED = 0.9
+"""Tokenizers that share less than this of the smaller one's tokens are refused."""
+
+
+@dataclass(frozen=True)
+class RowMap:
+    """Which rows of an embedding or head are the same token in all models; the vlm's others are copied."""
+
+    by: Literal["token", "index"]
+    rows: Mapping[str, Sequence[int]]
+    """Role -> row numbers, equally many in every role, in the vlm's row order; a ``range`` where possible."""
+    num_vlm_only: int
+    """Rows of the vlm whose token some other model lacks: copied."""
+    num_base_only: int
+    """Rows of the base whose token the vlm lacks: dropped."""
+    num_padding: int
+    """Rows of the vlm that no token uses: copied."""
+
+    @property
+    def num_shared(self) -> int:
+        """How many rows are merged."""
+        return len(self.rows["vlm"])
+
+
+def read_vocabulary(folder: Path) -> dict[str, int] | None:
+    """Return token string -> row number of the tokenizer in ``folder``, or None without readable files.
+
+    Read are ``tokenizer.json`` (BPE, WordPiece, WordLevel and Unigram models, and its added tokens) or,
+    without it, ``vocab.json``; then ``added_tokens.json`` and the ``added_tokens_decoder`` of
+    ``tokenizer_config.json`` for tokens that are not there yet. Of two strings for one row the added token
+    wins, as in the tokenizer itself. A sentencepiece ``tokenizer.model`` alone counts as no readable file.
+
+    Raises:
+        DamagedFileError: A file is there but damaged.
+    """
+    fast, slow = folder / "tokenizer.json", folder / "vocab.json"
+    if fast.is_file():
+        vocabulary, added = read_fast(fast)
+    elif slow.is_file():
+        vocabulary, added = tokens_in(read_object(slow), slow), {}
+    else:
+        return None
+    listed = folder / "added_tokens.json"
+    if listed.is_file():
+        added = tokens_in(read_object(listed), listed) | added
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file():
+        added = read_added_decoder(settings) | added
+    taken = set(added.values())
+    return {token: row for token, row in vocabulary.items() if row not in taken or token in added} | added
+
+
+def read_fast(path: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the model's tokens and the added tokens of a ``tokenizer.json``."""
+    content = read_object(path)
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):
+        # Unigram: a list of [token, score] in row order.
+        if not all(isinstance(entry, list) and entry and isinstance(entry[0], str) for entry in vocabulary):
+            raise damaged(path, "model.vocab is not a list of [token, score]")
+        tokens = {entry[0]: row for row, entry in enumerate(vocabulary)}
+    else:
+        tokens = tokens_in(vocabulary, path)
+    added = content.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(entry, dict) for entry in added):
+        raise damaged(path, "added_tokens is not a list of objects")
+    return tokens, tokens_in({entry.get("content"): entry.get("id") for entry in added}, path)
+
+
+def read_added_decoder(path: Path) -> dict[str, int]:
+    """Return the tokens of ``added_tokens_decoder`` (row as text -> object with content)."""
+    decoder = read_object(path).get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict) or not all(
+        row.isdecimal() and isinstance(e, dict) for row, e in decoder.items()
+    ):
+        raise damaged(path, "added_tokens_decoder does not map rows to objects")
+    return tokens_in({entry.get("content"): int(row) for row, entry in decoder.items()}, path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(path, f"not readable JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise damaged(path, "not a JSON object")
+    return content
+
+
+def tokens_in(value: Any, path: Path) -> dict[str, int]:
+    """Check that ``value`` maps strings to row numbers."""
+    if not isinstance(value, dict) or not all(
+        isinstance(token, str) and type(row) is int and row >= 0 for token, row in value.items()
+    ):
+        raise damaged(path, "does not map tokens to row numbers")
+    return value
+
+
+def damaged(path: Path, found: str) -> DamagedFileError:
+    """Word the refusal of a tokenizer file."""
+    return DamagedFileError(f"{path}: expected a tokenizer vocabulary, found: {found}. Get the file again.")
+
+
+def match_rows(
+    name: str, num_rows: Mapping[str, int], vocabularies: Mapping[str, dict[str, int] | None]
+) -> RowMap | None:
+    """Return which rows of one tensor belong together in all models, or None if the rows pair one to one.
+
+    Args:
+        name: Canonical name, for messages.
+        num_rows: Role -> rows of that tensor; roles base, vlm and maybe ancestor.
+        vocabularies: Role -> ``read_vocabulary``.
+
+    Raises:
+        PairingError: A model has no tokenizer files and the row counts differ, or the tokenizers share too
+            little.
+    """
+    unread = [role for role in num_rows if vocabularies.get(role) is None]
+    if unread:
+        if len(set(num_rows.values())) > 1:
+            counts = ", ".join(f"{role} {count}" for role, count in num_rows.items())
+            raise PairingError(
+                f"{name}: row counts differ ({counts}) and {', '.join(unread)} has no readable tokenizer "
+                "files. Put tokenizer.json into the folder."
+            )
+        return None
+    # Tokens beyond the tensor's rows have no weights here: LLaVA's base has a <pad> token but no row for it.
+    rows = {
+        role: {token: row for token, row in (vocabularies[role] or {}).items() if row < count}
+        for role, count in num_rows.items()
+    }
+    by_row = {row: token for token, row in rows["vlm"].items()}
+    shared = [row for row in sorted(by_row) if all(by_row[row] in tokens for tokens in rows.values())]
+    for role, tokens in rows.items():
+        common = sum(token in rows["vlm"] for token in tokens)
+        smaller = min(len(tokens), len(rows["vlm"]))
+        if common < MIN_SHARED * smaller or not smaller:
+            raise PairingError(
+                f"{name}: the tokenizers of {role} and vlm share {common} of {smaller} tokens, expected "
+                f"at least {MIN_SHARED:.0%}. Pick the base this vlm was tuned from."
+            )
+    maps = {role: compact([tokens[by_row[row]] for row in shared]) for role, tokens in rows.items()}
+    whole = all(maps[role] == range(count) for role, count in num_rows.items())
+    if whole:
+        return None
+    return RowMap(
+        "token",
+        maps,
+        num_vlm_only=len(by_row) - len(shared),
+        num_base_only=len(set(rows["base"]) - set(rows["vlm"])),
+        num_padding=num_rows["vlm"] - len(by_row),
+    )
+
+
+def compact(rows: list[int]) -> Sequence[int]:
+    """Return the rows as a range where they are consecutive, else as a tuple."""
+    if rows and rows == list(range(rows[0], rows[0] + len(rows))):
+        return range(rows[0], rows[0] + len(rows))
+    return tuple(rows)
