@@ -1,0 +1,162 @@
+"""Write one merge as a checkpoint that ``from_pretrained`` loads: the vlm with a new tower, or the tower alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mergelab.checkpoints.headers import Checkpoint
+from mergelab.checkpoints.reader import read_entries
+from mergelab.checkpoints.writer import CheckpointWriter, TensorPlan
+from mergelab.engine.inputs import Inputs
+from mergelab.engine.plan import BLOCK_ENTRIES, OUTPUT_DTYPES, Operation, TensorJob
+from mergelab.engine.statistics import MergeStatistics
+from mergelab.engine.stream import Progress, stream
+from mergelab.engine.targets import ShardTarget
+from mergelab.towers.pairing import Pairing
+
+WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
+TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+"""What a text export takes from base: tokenizer, template and generation settings."""
+
+MANIFEST = "mergelab.json"
+DEFAULT_SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class Export:
+    """A merge ready to be written: the jobs, what fills them, and the models they come from."""
+
+    jobs: Sequence[TensorJob]
+    operation: Operation
+    inputs: Inputs
+    pairing: Pairing
+
+    @property
+    def vlm(self) -> Checkpoint:
+        """The checkpoint whose layout is written."""
+        return self.inputs.checkpoints["vlm"]
+
+
+def export_vlm(
+    export: Export, out: Path, manifest: Mapping[str, Any], dtype: str = "auto", progress: Progress | None = None
+) -> MergeStatistics:
+    """Write the vlm with its tower replaced: names, layout, tying, tokenizer and all side files are the vlm's.
+
+    Args:
+        export: What to write.
+        out: The folder to appear; it must not exist or be empty.
+        manifest: Goes into ``mergelab.json`` beside the weights, with the statistics of the merge added.
+        dtype: The recipe's output dtype; a forced one is also written into the config.
+        progress: Called with entries done and entries in all.
+
+    Raises:
+        OutputFolderError: ``out`` holds something else.
+        MachineError: The disk is too small.
+    """
+    vlm = export.vlm
+    by_stored = {job.tensor.stored["vlm"]: job for job in export.jobs}
+    plans = [
+        TensorPlan(name, by_stored[name].dtype if name in by_stored else header.dtype, header.shape)
+        for name, header in vlm.tensors.items()
+    ]
+    with CheckpointWriter(out, plans, _shard_bytes(vlm)) as writer:
+        statistics = stream(
+            export.jobs,
+            export.operation,
+            export.inputs,
+            ShardTarget(writer, lambda job: job.tensor.stored["vlm"]),
+            progress,
+        )
+        for name, header in vlm.tensors.items():
+            if name not in by_stored:
+                _copy_tensor(writer, export.inputs, name)
+        for path in sorted(vlm.folder.iterdir()):
+            is_weight = path.name.endswith(WEIGHT_SUFFIXES)
+            if path.is_file() and not is_weight and path.name not in ("config.json", MANIFEST):
+                writer.copy_file(path)
+        config = dict(vlm.config)
+        if dtype != "auto":
+            config = {**_with_dtype(config, dtype), "dtype": dtype}
+        writer.add_file("config.json", _json(config))
+        writer.add_file(MANIFEST, _json({**manifest, "as": "vlm", "statistics": statistics.record()}))
+    return statistics
+
+
+def export_text(
+    export: Export,
+    out: Path,
+    manifest: Mapping[str, Any],
+    config: Mapping[str, Any],
+    progress: Progress | None = None,
+) -> MergeStatistics:
+    """Write the tower alone as an ordinary text checkpoint: canonical names, base's tokenizer and template.
+
+    Args:
+        export: What to write.
+        out: The folder to appear; it must not exist or be empty.
+        manifest: Goes into ``mergelab.json`` beside the weights.
+        config: The tower's causal-LM config. Tying follows the tensors: no head tensor, tied.
+        progress: Called with entries done and entries in all.
+
+    Raises:
+        OutputFolderError: ``out`` holds something else.
+        MachineError: The disk is too small.
+    """
+    base = export.inputs.checkpoints["base"].folder
+    plans = [TensorPlan(job.tensor.name, job.dtype, tuple(job.tensor.shape)) for job in export.jobs]
+    with CheckpointWriter(out, plans, _shard_bytes(export.vlm)) as writer:
+        target = ShardTarget(writer, lambda job: job.tensor.name)
+        statistics = stream(export.jobs, export.operation, export.inputs, target, progress)
+        for name in TEXT_FILES:
+            if (base / name).is_file():
+                writer.copy_file(base / name)
+        largest = max(export.jobs, key=lambda job: job.num_entries)
+        dtype = next(name for name, code in OUTPUT_DTYPES.items() if code == largest.dtype)
+        writer.add_file("config.json", _json({**_with_dtype(dict(config), dtype), "dtype": dtype}))
+        writer.add_file(MANIFEST, _json({**manifest, "as": "text", "statistics": statistics.record()}))
+    return statistics
+
+
+def _copy_tensor(writer: CheckpointWriter, inputs: Inputs, name: str) -> None:
+    header = inputs.header("vlm", name)
+    for start in range(0, header.num_entries, BLOCK_ENTRIES):
+        stop = min(start + BLOCK_ENTRIES, header.num_entries)
+        writer.write(name, start, read_entries(header, start, stop))
+
+
+def _shard_bytes(checkpoint: Checkpoint) -> int:
+    """Shards as large as the vlm's own, so that a sharded vlm stays sharded alike."""
+    if len(checkpoint.shards) < 2:
+        return DEFAULT_SHARD_BYTES
+    return max(path.stat().st_size for path in checkpoint.shards)
+
+
+def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """Name the dtype wherever the config, outer or nested, names one."""
+    changed: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            changed[key] = _with_dtype(value, dtype)
+        else:
+            changed[key] = dtype if key in ("dtype", "torch_dtype") and value is not None else value
+    return changed
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,90 @@
+"""The input checkpoints of a pair as the engine reads them: float32 blocks by role and stored name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from mergelab.checkpoints.headers import Checkpoint, TensorHeader
+from mergelab.checkpoints.reader import read_entries
+from mergelab.errors import PairingError
+
+KEEP_SHARE_OF_FREE_MEMORY = 0.5
+"""A sweep keeps its inputs in memory when they take at most this share of what is free; else it re-reads."""
+
+
+def free_memory_bytes() -> int:
+    """Return the memory this process could still take without swapping, by the kernel's own estimate."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # a platform without the figure: keep nothing rather than guess
+        return 0
+
+
+@dataclass
+class Inputs:
+    """Reads entries of the input tensors, in float32 on ``device``.
+
+    With ``keep`` a tensor is read from disk once in its stored dtype and served from memory afterwards, as long as
+    all inputs together fit (``KEEP_SHARE_OF_FREE_MEMORY``).
+    """
+
+    checkpoints: Mapping[str, Checkpoint]
+    device: str = "cpu"
+    keep: bool = False
+    _kept: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.keep:
+            headers = (header for checkpoint in self.checkpoints.values() for header in checkpoint.tensors.values())
+            total = sum(header.end - header.start for header in headers)
+            self.keep = total <= KEEP_SHARE_OF_FREE_MEMORY * free_memory_bytes()
+
+    def header(self, role: str, stored: str) -> TensorHeader:
+        """Return where a tensor of the model ``role`` lies."""
+        return self.checkpoints[role].tensors[stored]
+
+    def entries(self, role: str, stored: str, start: int, stop: int) -> torch.Tensor:
+        """Return entries ``start..stop`` of the flattened tensor, in its stored dtype, on the CPU."""
+        header = self.header(role, stored)
+        if not self.keep:
+            return read_entries(header, start, stop)
+        if (role, stored) not in self._kept:
+            self._kept[role, stored] = read_entries(header, 0, header.num_entries)
+        return self._kept[role, stored][start:stop]
+
+    def float_entries(self, role: str, stored: str, start: int, stop: int) -> torch.Tensor:
+        """Return entries ``start..stop`` as float32 on the device.
+
+        Whether they are finite is checked by the merge that takes them.
+
+        Raises:
+            PairingError: The tensor is not floating point; the message names it.
+        """
+        raw = self.entries(role, stored, start, stop)
+        if not raw.is_floating_point():
+            raise PairingError(
+                f"{self.header(role, stored).path}: {stored} is {raw.dtype}; only floating-point tensors merge. "
+                f"Use the unquantised checkpoint of {role}."
+            )
+        return raw.to(self.device, torch.float32)
+
+    def float_rows(self, role: str, stored: str, rows: Sequence[int], width: int) -> torch.Tensor:
+        """Return the given rows of a matrix, (len(rows), width), float32 on the device.
+
+        The span between the lowest and the highest row is read at once: vocabularies agree in long runs.
+        """
+        if not rows:
+            return torch.empty(0, width, device=self.device)
+        low, high = min(rows), max(rows) + 1
+        span = self.float_entries(role, stored, low * width, high * width).view(high - low, width)
+        if len(rows) == high - low and rows[0] == low and rows[-1] == high - 1 and _ascending(rows):
+            return span
+        return span[torch.tensor(rows, device=self.device) - low]
+
+
+def _ascending(rows: Sequence[int]) -> bool:
+    return isinstance(rows, range) or all(b - a == 1 for a, b in zip(rows, rows[1:], strict=False))

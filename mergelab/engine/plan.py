@@ -1,0 +1,115 @@
+"""What a merge will do, tensor by tensor, before a byte is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mergelab.checkpoints.headers import Checkpoint
+from mergelab.errors import PairingError
+from mergelab.towers.pairing import PairedTensor, Pairing
+from merges.parameters import PARAMETERS, Parameters, build
+
+BLOCK_ENTRIES = 1 << 22
+"""Entries a block holds for methods that work entry by entry: 16 MiB of float32 for every input."""
+
+COPY = "copy"
+"""The method of the endpoint controls: one parent sent through the stream as it is."""
+
+OUTPUT_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One way to fill the tower: a merge method with its parameters, or a plain copy of one parent.
+
+    ``vectors`` are the models that give task vectors (or the models themselves for methods that average), in the
+    order the method sees them; ``zero`` is what task vectors are measured from, None for copies and averages.
+    """
+
+    method: str
+    vectors: tuple[str, ...]
+    zero: str | None = None
+    parameters: Parameters | None = None
+    seed: int = 0
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """All models whose tensors are read."""
+        zero = (self.zero,) if self.zero is not None else ()
+        return tuple(dict.fromkeys((*zero, *self.vectors)))
+
+    @property
+    def whole_tensors(self) -> bool:
+        """True if the method needs a tensor at once; False if any slice of it will do."""
+        return self.parameters is not None and self.parameters.scope == "tensor"
+
+
+@dataclass(frozen=True)
+class TensorJob:
+    """One tower tensor of the output."""
+
+    tensor: PairedTensor
+    dtype: str
+    """safetensors code of the output dtype, e.g. BF16"""
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of the output tensor."""
+        return math.prod(self.tensor.shape)
+
+
+def operation(
+    method: str,
+    values: Mapping[str, object],
+    zero_point: str | None,
+    *,
+    conventions: str = "paper",
+    seed: int = 0,
+) -> Operation:
+    """Return the operation of one point.
+
+    Args:
+        method: A name of ``merges.methods.METHODS``, or ``copy`` with ``{"of": role}``.
+        values: Parameters by their YAML names; absent ones take the default of the conventions.
+        zero_point: ``ancestor`` or ``base``; None for copies and averages. From ancestor there are two task
+            vectors, base and vlm, from base the vlm's alone.
+        conventions: A preset of ``merges.parameters``.
+        seed: For methods that draw.
+
+    Raises:
+        merges.parameters.ParameterErrors: All that is wrong with the parameters.
+    """
+    if method == COPY:
+        return Operation(method=COPY, vectors=(str(values["of"]),))
+    averages = method in PARAMETERS and PARAMETERS[method].inputs == "models"
+    vectors = ("base", "vlm") if averages or zero_point == "ancestor" else ("vlm",)
+    parameters = build(method, values, vectors, conventions)
+    return Operation(method, vectors, None if averages else zero_point, parameters, seed)
+
+
+def plan_jobs(pairing: Pairing, checkpoints: Mapping[str, Checkpoint], output_dtype: str = "auto") -> list[TensorJob]:
+    """Return one job for every tower tensor, in the order in which the vlm stores them on disk.
+
+    Args:
+        pairing: The total pairing of the models.
+        checkpoints: The models by role, with headers.
+        output_dtype: ``auto`` keeps the dtype of each vlm tensor; or ``float32``, ``bfloat16``, ``float16``.
+
+    Raises:
+        PairingError: A name of a dtype nobody knows.
+    """
+    if output_dtype != "auto" and output_dtype not in OUTPUT_DTYPES:
+        known = ", ".join(OUTPUT_DTYPES)
+        raise PairingError(f"output_dtype: {output_dtype} is not one of auto, {known}.")
+    headers = checkpoints["vlm"].tensors
+
+    def place(paired: PairedTensor) -> tuple[str, int]:
+        header = headers[paired.stored["vlm"]]
+        return str(header.path), header.start
+
+    return [
+        TensorJob(paired, paired.dtype if output_dtype == "auto" else OUTPUT_DTYPES[output_dtype])
+        for paired in sorted(pairing.tensors, key=place)
+    ]

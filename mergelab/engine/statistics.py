@@ -1,0 +1,112 @@
+"""What is counted while a merge streams by: shares kept and changed, and how the task vectors lie."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mergelab.engine.plan import Operation, TensorJob
+from merges.block import Block
+from merges.dare import dare_mask
+from merges.parameters import DareLinear, DareTies, Ties
+from merges.trim import trim_counts
+
+
+@dataclass
+class MergeStatistics:
+    """Counters of one merge; ``record`` turns them into the body of ``merge.json``."""
+
+    operation: Operation
+    num_tensors: int = 0
+    merged_entries: int = 0
+    copied_entries: int = 0
+    changed: Counter[str] = field(default_factory=Counter)
+    entries: Counter[str] = field(default_factory=Counter)
+    changed_by_kind: Counter[str] = field(default_factory=Counter)
+    rounded_back: int = 0
+    vector_entries: int = 0
+    asked_entries: int = 0
+    kept_entries: int = 0
+    _dot: float = 0.0
+    _squares: dict[str, float] = field(default_factory=dict)
+
+    def add(
+        self,
+        job: TensorJob,
+        models: Mapping[str, torch.Tensor],
+        merged: torch.Tensor,
+        rounded: torch.Tensor,
+        start: int,
+    ) -> None:
+        """Count one block: float32 inputs by role, the float32 result, and the flat result as it is stored.
+
+        ``start`` is the flat index of the first entry, as the method saw it.
+        """
+        size, kind, zero = merged.numel(), job.tensor.kind, self.operation.zero
+        self.merged_entries += size
+        self.entries[kind] += size
+        for role, model in models.items():
+            changed = int((rounded != model.reshape(-1).to(rounded.dtype)).sum())
+            self.changed[role] += changed
+            if role == zero:
+                self.changed_by_kind[kind] += changed
+                self.rounded_back += int((merged != model).sum()) - changed
+        if zero is not None:
+            self._count_kept(job, models, start)
+        if zero is not None and len(self.operation.vectors) == 2:
+            first, second = ((models[role] - models[zero]).view(-1) for role in self.operation.vectors)
+            self._dot += float(torch.dot(first, second))
+            for role, vector in zip(self.operation.vectors, (first, second), strict=True):
+                self._squares[role] = self._squares.get(role, 0.0) + float(torch.dot(vector, vector))
+
+    def _count_kept(self, job: TensorJob, models: Mapping[str, torch.Tensor], start: int) -> None:
+        """Count the entries of the task vectors that a trimming or dropping method asks for and keeps."""
+        parameters, zero = self.operation.parameters, self.operation.zero
+        assert zero is not None
+        for role in self.operation.vectors:
+            size = models[role].numel()
+            if isinstance(parameters, Ties):
+                asked, kept = trim_counts(
+                    models[role] - models[zero], parameters.density, parameters.kept_count == "at_least_one"
+                )
+            elif isinstance(parameters, DareLinear | DareTies):
+                block = Block(job.tensor.name, job.tensor.kind, self.operation.vectors, self.operation.seed, start)
+                kept = int(dare_mask(role, parameters.drop_rate, block, models[role]).sum())
+                asked = round(size * (1 - parameters.drop_rate))
+            else:
+                return
+            self.vector_entries += size
+            self.asked_entries += asked
+            self.kept_entries += kept
+
+    def cosine(self) -> float | None:
+        """Return the cosine of the two task vectors over all merged entries; None without two non-zero vectors."""
+        if len(self._squares) != 2:
+            return None
+        norms = [math.sqrt(value) for value in self._squares.values()]
+        return self._dot / (norms[0] * norms[1]) if all(norms) else None
+
+    def record(self) -> dict[str, Any]:
+        """Return the counters as JSON-able values; shares are of the merged entries, in 0..1."""
+        total = max(1, self.merged_entries)
+        return {
+            "method": self.operation.method,
+            "zero": self.operation.zero,
+            "vectors": list(self.operation.vectors),
+            "tensors_merged": self.num_tensors,
+            "entries_merged": self.merged_entries,
+            "entries_copied": self.copied_entries,
+            "changed_share": {role: count / total for role, count in self.changed.items()},
+            "changed_share_by_kind": {
+                kind: self.changed_by_kind[kind] / count for kind, count in sorted(self.entries.items())
+            },
+            "rounded_back_share": self.rounded_back / total,
+            "asked_share": self.asked_entries / self.vector_entries if self.vector_entries else None,
+            "kept_share": self.kept_entries / self.vector_entries if self.vector_entries else None,
+            "task_vector_cosine": self.cosine(),
+        }

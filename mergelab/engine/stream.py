@@ -1,0 +1,150 @@
+"""Read a block, merge it in float32, round it once, hand it over: the loop every merge goes through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mergelab.checkpoints.reader import torch_dtype
+from mergelab.engine.inputs import Inputs
+from mergelab.engine.plan import BLOCK_ENTRIES, COPY, Operation, TensorJob
+from mergelab.engine.statistics import MergeStatistics
+from mergelab.engine.targets import Target
+from mergelab.errors import PairingError
+from merges.block import Block
+from merges.methods import METHODS
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Part of one tensor: the output entries ``start..stop`` and the matrix rows among them that are merged.
+
+    ``rows`` is None where all entries are merged. Otherwise it indexes the tensor's row map, and the other rows
+    are the vlm's own.
+    """
+
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    rows: range | None = None
+
+
+def stream(
+    jobs: Sequence[TensorJob],
+    operation: Operation,
+    inputs: Inputs,
+    target: Target,
+    progress: Progress | None = None,
+) -> MergeStatistics:
+    """Send every job through ``operation`` into ``target`` and return what was counted on the way.
+
+    Rows that only the vlm's vocabulary has are the vlm's own. Every value is computed in float32 and rounded once
+    into the job's dtype.
+
+    Peak memory is a fixed multiple of one block (or, for methods that need whole tensors, of the largest tensor),
+    whatever the number of tensors.
+
+    Raises:
+        PairingError: An input is not finite or not floating point, or the result leaves the range of the output
+            dtype; the message names the tensor.
+    """
+    statistics = MergeStatistics(operation)
+    total = sum(job.num_entries for job in jobs)
+    done = 0
+    for job in jobs:
+        for piece in _pieces(job, whole=operation.whole_tensors):
+            block = _merged_piece(job, piece, operation, inputs, statistics)
+            target.write(job, piece.start, block)
+            done += piece.stop - piece.start
+            if progress is not None:
+                progress(done, total)
+        statistics.num_tensors += 1
+    return statistics
+
+
+def _pieces(job: TensorJob, whole: bool) -> Iterator[_Piece]:
+    tensor, num_entries = job.tensor, job.num_entries
+    if tensor.rows is None:
+        if whole or num_entries <= BLOCK_ENTRIES:
+            yield _Piece(0, num_entries, tuple(tensor.shape))
+            return
+        for start in range(0, num_entries, BLOCK_ENTRIES):
+            stop = min(start + BLOCK_ENTRIES, num_entries)
+            yield _Piece(start, stop, (stop - start,))
+        return
+    num_rows, width = tensor.shape
+    height = num_rows if whole else max(1, BLOCK_ENTRIES // max(1, width))
+    shared = tensor.rows.rows["vlm"]
+    first = 0
+    for top in range(0, num_rows, height):
+        bottom = min(top + height, num_rows)
+        last = first
+        while last < len(shared) and shared[last] < bottom:
+            last += 1
+        yield _Piece(top * width, bottom * width, (bottom - top, width), range(first, last))
+        first = last
+
+
+def _merged_piece(
+    job: TensorJob, piece: _Piece, operation: Operation, inputs: Inputs, statistics: MergeStatistics
+) -> torch.Tensor:
+    """Return the output entries of a piece, flat, rounded into the job's dtype."""
+    tensor = job.tensor
+    if piece.rows is None:
+        models = {
+            role: inputs.float_entries(role, tensor.stored[role], piece.start, piece.stop).view(piece.shape)
+            for role in operation.roles
+        }
+        merged = _apply(job, models, operation, piece.start)
+        rounded = _rounded(job, merged)
+        statistics.add(job, models, merged, rounded, piece.start)
+        return rounded
+    assert tensor.rows is not None
+    width = tensor.shape[1]
+    models = {
+        role: inputs.float_rows(
+            role, tensor.stored[role], tensor.rows.rows[role][piece.rows.start : piece.rows.stop], width
+        )
+        for role in operation.roles
+    }
+    start = piece.rows.start * width
+    merged = _apply(job, models, operation, start)
+    rounded = _rounded(job, merged)
+    statistics.add(job, models, merged, rounded, start)
+    statistics.copied_entries += (piece.stop - piece.start) - merged.numel()
+    # Rows of the vlm alone keep its bits: they are read raw, so not even a NaN payload changes.
+    output = inputs.entries("vlm", tensor.stored["vlm"], piece.start, piece.stop).to(inputs.device)
+    output = output.to(torch_dtype(job.dtype), copy=True).view(-1, width)
+    top = piece.start // width
+    shared = torch.tensor(tensor.rows.rows["vlm"][piece.rows.start : piece.rows.stop], dtype=torch.long)
+    output[(shared - top).to(inputs.device)] = rounded.view(-1, width)
+    return output.view(-1)
+
+
+def _apply(job: TensorJob, models: dict[str, torch.Tensor], operation: Operation, start: int) -> torch.Tensor:
+    if operation.method == COPY:
+        return models[operation.vectors[0]]
+    block = Block(
+        name=job.tensor.name, kind=job.tensor.kind, models=operation.vectors, seed=operation.seed, start=start
+    )
+    zero = models[operation.zero] if operation.zero is not None else None
+    try:
+        return METHODS[operation.method](zero, [models[r] for r in operation.vectors], operation.parameters, block)
+    except ValueError as error:
+        raise PairingError(f"{operation.method}, tensor {job.tensor.name}: {error}") from error
+
+
+def _rounded(job: TensorJob, merged: torch.Tensor) -> torch.Tensor:
+    rounded = merged.to(torch_dtype(job.dtype)).reshape(-1)
+    if not bool(torch.isfinite(rounded).all()):
+        largest = float(merged.abs().max()) if math.prod(merged.shape) else 0.0
+        raise PairingError(
+            f"{job.tensor.name}: a merged value of size {largest:.4g} does not fit the output dtype {job.dtype}. "
+            "Set output_dtype to bfloat16 or float32 in the recipe."
+        )
+    return rounded

@@ -1,0 +1,97 @@
+"""The plain causal-LM config of a tower, from whatever config its vlm carries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from mergelab.errors import DamagedFileError, PairingError
+
+PLAIN_TYPES = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "glm4v_text": "glm4",
+}
+"""Text configs inside a vlm that no causal-LM class answers to, and the class whose function equals theirs on
+text: three equal position rows make multimodal rotary embeddings the plain ones."""
+
+CUSTOM_TYPES = {"llava_llama": "llama", "llava_mistral": "mistral", "llava_qwen": "qwen2", "cambrian_llama": "llama"}
+"""Flat configs of original (not transformers) repositories: the text model's own fields under another name."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return ``config.json`` of a checkpoint folder.
+
+    Raises:
+        DamagedFileError: It is missing or not a JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DamagedFileError(f"{path}: missing. A checkpoint folder needs its config.json.") from None
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(f"{path}: not readable as JSON ({error}). Fetch the file again.") from error
+    if not isinstance(config, dict):
+        raise DamagedFileError(f"{path}: expected a JSON object, found {type(config).__name__}.")
+    return config
+
+
+def tower_config(folder: Path, has_head: bool) -> PretrainedConfig:
+    """Return the config under which a tower loads as an ordinary causal LM.
+
+    The rotary base, epsilons and windows are the tower's own. Multimodal rotary sections are dropped, which on
+    text changes nothing. A stored head tensor decides tying, not the flag.
+
+    Args:
+        folder: The vlm's folder (or that of a plain text checkpoint).
+        has_head: True if the tower has its own output head.
+
+    Raises:
+        PairingError: No causal-LM class is known for this kind of tower.
+    """
+    raw = read_config(folder)
+    model_type = str(raw.get("model_type", ""))
+    if model_type in CUSTOM_TYPES:
+        fields = {key: value for key, value in raw.items() if not key.startswith(("mm_", "vision_", "image_"))}
+        text = CONFIG_MAPPING[CUSTOM_TYPES[model_type]](**{**fields, "model_type": CUSTOM_TYPES[model_type]})
+    elif model_type in CONFIG_MAPPING:
+        text = AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
+    else:
+        raise PairingError(
+            f"{folder / 'config.json'}: model_type {model_type or '(none)'} is not one transformers knows, and its own "
+            "code is not run. Use the transformers-native conversion of this model."
+        )
+    plain_type = PLAIN_TYPES.get(text.model_type, text.model_type)
+    if plain_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise PairingError(
+            f"{folder / 'config.json'}: a tower of type {text.model_type} has no causal-LM class in transformers, "
+            "so its text ability cannot be measured apart from the vlm."
+        )
+    fields = {key: value for key, value in text.to_dict().items() if key not in ("model_type", "architectures")}
+    if fields.get("rope_parameters"):
+        fields["rope_parameters"] = _plain_rope(fields["rope_parameters"])
+    if plain_type != text.model_type and fields.get("use_sliding_window") is False:
+        fields.pop("layer_types", None)
+    config = CONFIG_MAPPING[plain_type](**fields)
+    config.tie_word_embeddings = not has_head
+    config.architectures = [_class_name(plain_type)]
+    return config
+
+
+def _class_name(model_type: str) -> str:
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    return name if isinstance(name, str) else name[0]
+
+
+def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
+    """Drop what only multimodal rotary embeddings read."""
+    plain = {k: v for k, v in rope.items() if k not in ("mrope_section", "mrope_interleaved", "type")}
+    if plain.get("rope_type") == "mrope":
+        plain["rope_type"] = "default"
+    return plain

@@ -1,0 +1,158 @@
+"""Builds live models and hands out their weights by canonical name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from mergelab.errors import DamagedFileError, PairingError
+
+ATTENTION = "sdpa"
+
+
+@dataclass
+class LiveModel:
+    """A tower's weights on a device, seen as a text model and, where asked for, inside their vlm.
+
+    ``vlm`` is None without a picture view. Otherwise its language part and ``text`` share storage: one write
+    changes both.
+    """
+
+    text: PreTrainedModel
+    vlm: PreTrainedModel | None = None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the live weights by canonical name; a tied head appears once, as the embedding.
+
+        Asked for anew before every write: code that wraps a model may replace its parameters.
+        """
+        return {name: parameter.data for name, parameter in self.text.named_parameters()}
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the text view."""
+        return sum(parameter.numel() for parameter in self.text.parameters())
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars and load reports; what they say is checked and raised instead."""
+    verbosity = transformers_logging.get_verbosity()
+    had_bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bar:
+            transformers_logging.enable_progress_bar()
+
+
+def load_text_model(folder: Path, device: str, dtype: torch.dtype) -> LiveModel:
+    """Load a plain text checkpoint with its own config.
+
+    Raises:
+        DamagedFileError: Not every weight of the model is in the folder, or the folder holds others.
+    """
+    return LiveModel(text=_load(AutoModelForCausalLM, folder, device, dtype))
+
+
+def build_tower(
+    config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_folder: Path | None = None
+) -> LiveModel:
+    """Build the live model of a tower.
+
+    Args:
+        config: The tower's causal-LM config (``configs.tower_config``).
+        device: Where the weights live.
+        dtype: Dtype of the weights and of the forward pass.
+        vlm_folder: The vlm, if pictures are to be answered as well. Its language weights then are the text
+            view's. Without it the text view's weights are uninitialised: stream a checkpoint into them first.
+
+    Raises:
+        DamagedFileError: The vlm folder does not hold every weight of its model class.
+        PairingError: The vlm's language weights cannot be shared with the text class.
+    """
+    with torch.device("meta"):
+        text = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+    vlm = None
+    if vlm_folder is None:
+        text.to_empty(device=device)
+    else:
+        vlm = _load(AutoModelForImageTextToText, vlm_folder, device, dtype)
+        _share_weights(text, vlm, tied=bool(config.tie_word_embeddings))
+    _renew_rotary(text, config, device)
+    if config.tie_word_embeddings:
+        text.tie_weights()
+    stranded = [name for name, t in (*text.named_parameters(), *text.named_buffers()) if t.is_meta]
+    if stranded:
+        raise PairingError(
+            f"{type(text).__name__}: no live storage for {', '.join(stranded[:5])} ({len(stranded)} in all). "
+            "This architecture cannot be measured live yet."
+        )
+    return LiveModel(text=text.eval(), vlm=vlm)
+
+
+def _load(auto_class: Any, folder: Path, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    with quiet_transformers():
+        model, info = auto_class.from_pretrained(
+            folder,
+            dtype=dtype,
+            device_map=None if device == "cpu" else {"": device},  # straight to the device, not through host memory
+            attn_implementation=ATTENTION,
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    problems = [
+        f"{what}: {', '.join(map(str, sorted(info[key])[:5]))} ({len(info[key])} in all)"
+        for key, what in (
+            ("missing_keys", "not in the files"),
+            ("unexpected_keys", "in the files, but not in the model"),
+            ("mismatched_keys", "of another shape"),
+        )
+        if info.get(key)
+    ]
+    if problems:
+        raise DamagedFileError(
+            f"{folder}: the weights are not those of {type(model).__name__}: {'; '.join(problems)}. "
+            "Loading would leave random weights; fetch the complete checkpoint."
+        )
+    return model.to(device).eval()
+
+
+def _share_weights(text: PreTrainedModel, vlm: PreTrainedModel, tied: bool) -> None:
+    """Make the parameters of ``text`` those of the language part of ``vlm``."""
+    language = vlm.get_decoder()
+    state = {f"model.{name}": tensor for name, tensor in language.state_dict().items()}
+    if not tied:
+        state["lm_head.weight"] = vlm.get_output_embeddings().weight.data
+    outcome = text.load_state_dict(state, strict=False, assign=True)
+    missing = [name for name in outcome.missing_keys if not (tied and name == "lm_head.weight")]
+    if missing or outcome.unexpected_keys:
+        raise PairingError(
+            f"{type(vlm).__name__}: its language weights do not fill {type(text).__name__}: "
+            f"missing {missing[:5]}, left over {outcome.unexpected_keys[:5]}."
+        )
+
+
+def _renew_rotary(text: PreTrainedModel, config: PretrainedConfig, device: str) -> None:
+    """Compute the rotary buffers anew: they are no weights, and a model built without storage has none."""
+    for module in text.modules():
+        for name, child in module.named_children():
+            if type(child).__name__.endswith("RotaryEmbedding"):
+                setattr(module, name, type(child)(config=config).to(device))
