@@ -1,0 +1,318 @@
+"""Build the real lm-eval task objects: installed YAML, documents from disk, explicit budget.
+
+Only ``max_gen_toks``, the number of shots, the source of the documents and (GPQA) the option order are ours;
+stop strings, prompts, filters and graders stay as upstream wrote them. Drawing subsets is in ``loaded``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mergelab.errors import MachineError, RecipeError
+from mergelab.evals.documents import Document, read_splits
+from mergelab.evals.options import gpqa_documents
+from mergelab.evals.quiet import quiet_harness, replaced
+from mergelab.evals.resources import prepare_ifeval
+from mergelab.evals.tasks import TaskEntry, task_path
+
+_HUB_ERRORS = (OSError, ValueError, RuntimeError)
+_FORM_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError, SyntaxError)
+_GREEDY_KEYS = {"until", "do_sample", "temperature", "max_gen_toks"}
+# Where the documents lie and where lm-eval was installed say nothing about what is asked.
+_NOT_THE_QUESTION = ("dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata", "tag")
+
+
+@dataclass
+class LoadedSubtask:
+    """One lm-eval task object, its documents decoded once.
+
+    Args:
+        task: The ``ConfigurableTask``.
+        name: Its lm-eval name.
+        num_documents: Documents in the graded split.
+        definition_sha256: Hash over what is asked and how it is graded: the resolved definition and the code
+            beside it.
+        data_sha256: Hash over the documents.
+        failures: Error text -> how often a grader could not run, filled while grading.
+    """
+
+    task: Any
+    name: str
+    num_documents: int
+    definition_sha256: str
+    data_sha256: str
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_generative(self) -> bool:
+        """Whether the model writes text, rather than being asked for log-likelihoods."""
+        return bool(self.task.OUTPUT_TYPE == "generate_until")
+
+
+def load_subtasks(
+    entry: TaskEntry,
+    data: Path | None,
+    shots: int | None,
+    max_gen_toks: int | None,
+    notify: Callable[[str], None],
+) -> list[LoadedSubtask]:
+    """Build the task objects of one known task (several for a family).
+
+    Args:
+        entry: Its row in ``TASKS``.
+        data: A JSONL file or a folder of splits; None takes the task's own source.
+        shots: Examples to show; None takes the task's own number.
+        max_gen_toks: New tokens; None takes the task's own number, which must then be explicit.
+        notify: Told before anything is fetched over the network.
+
+    Raises:
+        RecipeError: Documents or settings do not fit the task.
+        MachineError: Documents or graders' resources are not on this machine.
+    """
+    if entry.punkt:
+        prepare_ifeval()
+    with quiet_harness():
+        definitions = _definitions(entry)
+    built = [_load(entry, path, config, data, shots, max_gen_toks, notify) for path, config in definitions]
+    subtasks = [subtask for subtask in built if subtask is not None]
+    if not subtasks:
+        raise RecipeError(
+            f"task {entry.name}: no document at {data} has a {entry.subject} that the task knows."
+        )
+    return subtasks
+
+
+def _definitions(entry: TaskEntry) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the YAML files of the task, or of each member of a family, with their resolved content."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    path = task_path(entry)
+    if not entry.group:
+        return [(path, load_yaml(path))]
+    members = sorted(file for file in path.glob(f"{entry.name}_*.yaml"))
+    return [(file, load_yaml(file)) for file in members]
+
+
+def _load(
+    entry: TaskEntry,
+    path: Path,
+    definition: Mapping[str, Any],
+    data: Path | None,
+    shots: int | None,
+    max_gen_toks: int | None,
+    notify: Callable[[str], None],
+) -> LoadedSubtask | None:
+    """Build one member, or return None for a member of a family that local documents leave without any."""
+    config = copy.deepcopy({k: v for k, v in definition.items() if k not in ("tag", "group", "task_list")})
+    if entry.shuffled:
+        config["process_docs"] = gpqa_documents
+    config["num_fewshot"] = shots if shots is not None else config.get("num_fewshot") or 0
+    _set_budget(entry, config, max_gen_toks)
+    if data is not None:
+        splits = _local_splits(entry, config, data)
+        if not splits[_graded_split(config)]:
+            return None
+        task = _build_local(entry, config, splits, data)
+    elif config.get("custom_dataset") is not None:
+        task = _build_own(entry, config, path)
+    else:
+        task = _build_from_hub(entry, config, notify)
+    return _finish(entry, task, path)
+
+
+def _set_budget(entry: TaskEntry, config: dict[str, Any], max_gen_toks: int | None) -> None:
+    """Write the budget into the resolved generation block and touch nothing else there."""
+    if config.get("output_type", "generate_until") != "generate_until":
+        if max_gen_toks is not None:
+            raise RecipeError(
+                f"task {entry.name}: it compares log-likelihoods and writes no text, so evals.max_gen_toks "
+                f"{max_gen_toks} has no meaning. Remove it."
+            )
+        return
+    generation = config.get("generation_kwargs")
+    if not isinstance(generation, dict) or "until" not in generation:
+        raise RecipeError(
+            f"task {entry.name}: its definition names no generation_kwargs with stop strings (until)."
+        )
+    if max_gen_toks is not None:
+        generation["max_gen_toks"] = max_gen_toks
+    unknown = sorted(set(generation) - _GREEDY_KEYS)
+    if unknown or generation.get("do_sample") or float(generation.get("temperature") or 0.0) != 0.0:
+        raise RecipeError(
+            f"task {entry.name}: expected plain greedy decoding, found {generation}. No sampling here."
+        )
+    budget = generation.get("max_gen_toks")
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise RecipeError(
+            f"task {entry.name}: no explicit number of new tokens (found {budget!r}); lm-eval would cut at "
+            f"256. Set evals.max_gen_toks: {{{entry.name}: N}}."
+        )
+
+
+def _local_splits(entry: TaskEntry, config: Mapping[str, Any], data: Path) -> dict[str, list[Document]]:
+    """Return split -> documents of ``evals.data``; members of a family take those of their subject."""
+    splits = read_splits(entry.name, data, entry.fields, _graded_split(config))
+    if not entry.subject:
+        return splits
+    member = _words(config.get("dataset_name") or config["task_alias"])
+    return {
+        split: [document for document in documents if _words(document[entry.subject]) == member]
+        for split, documents in splits.items()
+    }
+
+
+def _graded_split(config: Mapping[str, Any]) -> str:
+    return str(config.get("test_split") or config["validation_split"])
+
+
+def _words(name: str) -> str:
+    """Return a subject's name as both spellings share it: ``computer_science`` and ``computer science``."""
+    return name.replace("_", " ").lower()
+
+
+def _build_local(
+    entry: TaskEntry, config: dict[str, Any], splits: dict[str, list[Document]], data: Path
+) -> Any:
+    """Build a task over documents in memory: no hub, no copy in a cache, no fingerprint of a path."""
+    _drop_missing_splits(entry, config, splits, data)
+    for key in ("dataset_path", "dataset_name", "dataset_kwargs"):
+        config.pop(key, None)
+    try:
+        with quiet_harness():
+            from datasets import Dataset  # type: ignore[import-untyped]
+
+            loaded = {split: Dataset.from_list(documents) for split, documents in splits.items()}
+
+            def documents_in_memory(**_: Any) -> dict[str, Any]:
+                return loaded
+
+            config["custom_dataset"] = documents_in_memory
+            return _construct(config)
+    except _FORM_ERRORS as error:
+        raise RecipeError(
+            f"task {entry.name}: {data} does not fit the task: {error!r}. Check evals.data."
+        ) from error
+
+
+def _build_own(entry: TaskEntry, config: Mapping[str, Any], path: Path) -> Any:
+    """Build a task whose definition brings its documents along."""
+    try:
+        with quiet_harness():
+            return _construct(config)
+    except (OSError, *_FORM_ERRORS) as error:
+        raise RecipeError(
+            f"task {entry.name}: the documents beside {path} cannot be used: {error!r}. "
+            "Install mergelab again."
+        ) from error
+
+
+def _drop_missing_splits(
+    entry: TaskEntry, config: dict[str, Any], splits: Mapping[str, Any], data: Path
+) -> None:
+    """Forget splits that are not on disk; refuse if few-shot examples were to come from one."""
+    shots = config["num_fewshot"]
+    inline = (config.get("fewshot_config") or {}).get("samples") is not None
+    source = config.get("fewshot_split") or config.get("training_split") or config.get("validation_split")
+    if shots and not inline and source not in splits:
+        raise RecipeError(
+            f"task {entry.name}: expected a split {source!r} for its {shots} examples, found "
+            f"{', '.join(sorted(splits))} at {data}. Give evals.data a folder with {source}.jsonl beside the "
+            "graded split, or use a protocol without examples."
+        )
+    for key in ("fewshot_split", "training_split", "validation_split"):
+        if config.get(key) not in splits:
+            config[key] = None
+
+
+def _build_from_hub(entry: TaskEntry, config: dict[str, Any], notify: Callable[[str], None]) -> Any:
+    """Build a task over its own data set: from the local cache, else over the network if that is allowed."""
+    import huggingface_hub.constants
+
+    source = "/".join(str(part) for part in (config.get("dataset_path"), config.get("dataset_name")) if part)
+
+    def missing(why: str) -> MachineError:
+        return MachineError(
+            f"task {entry.name}: its data set {source} is not on this machine and {why}. Give its documents "
+            f"with evals.data: {{{entry.name}: FILE.jsonl}}, or run once with network and access to it."
+        )
+
+    try:
+        with quiet_harness(), _offline():
+            return _construct(config)
+    except _HUB_ERRORS as error:
+        if huggingface_hub.constants.HF_HUB_OFFLINE:
+            raise missing("HF_HUB_OFFLINE forbids the network") from error
+    notify(f"task {entry.name}: fetching its data set {source} from the Hugging Face hub")
+    try:
+        with quiet_harness():
+            return _construct(config)
+    except _HUB_ERRORS as error:
+        first_line = str(error).strip().partition("\n")[0] or repr(error)
+        raise missing(f"could not be fetched ({first_line})") from error
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Forbid the network to the hub client and to datasets for the duration."""
+    import datasets
+    import huggingface_hub.constants
+
+    with (
+        replaced(huggingface_hub.constants, "HF_HUB_OFFLINE", True),
+        replaced(datasets.config, "HF_HUB_OFFLINE", True),
+    ):
+        yield
+
+
+def _construct(config: Mapping[str, Any]) -> Any:
+    from lm_eval.api.task import ConfigurableTask
+
+    return ConfigurableTask(config=copy.deepcopy(dict(config)))
+
+
+def _finish(entry: TaskEntry, task: Any, path: Path) -> LoadedSubtask:
+    """Decode the documents once, describe the task, and let a grader that cannot run say so."""
+    definition = _definition_sha256(task, path)
+    split = task.config.test_split or task.config.validation_split
+    with quiet_harness():
+        documents = [dict(document) for document in task.eval_docs]
+    if not documents:
+        raise RecipeError(f"task {entry.name}: {task.task_name} has no documents to grade.")
+    # Every later pass sees these very documents: a process_docs that draws (GPQA) would grade one order of
+    # the options and have asked another.
+    task.dataset = {**task.dataset, split: documents}
+    task.config.process_docs = None
+    loaded = LoadedSubtask(task, task.task_name, len(documents), definition, _sha256(documents))
+    grade = task.process_results
+
+    def grade_or_leave_ungraded(document: Any, results: Any) -> Any:
+        try:
+            return grade(document, results)
+        except Exception as error:
+            loaded.failures[f"{type(error).__name__}: {str(error).strip()[:200]}"] += 1
+            return {}
+
+    task.process_results = grade_or_leave_ungraded
+    return loaded
+
+
+def _definition_sha256(task: Any, path: Path) -> str:
+    """Hash the resolved definition without paths and memory addresses, and the Python files beside it."""
+    dumped = {key: value for key, value in task.dump_config().items() if key not in _NOT_THE_QUESTION}
+    text = re.sub(r" at 0x[0-9a-f]+", "", json.dumps(dumped, default=repr, sort_keys=True))
+    code = {file.name: file.read_text(encoding="utf-8") for file in sorted(path.parent.glob("*.py"))}
+    return _sha256([text, code, str(task.VERSION)])
+
+
+def _sha256(value: Any) -> str:
+    text = json.dumps(value, default=repr, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,0 +1,140 @@
+"""lm-eval's sample rows -> our one line a document, and the scores recomputed from those lines.
+
+Pure functions over plain values; no torch, no lm-eval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mergelab.errors import MergelabError
+from mergelab.evals.tasks import TaskEntry
+
+INVALID = "[invalid]"
+"""What lm-eval's extracting filters leave when they found no answer."""
+
+Sample = dict[str, Any]
+
+
+def build_samples(
+    entry: TaskEntry,
+    rows: Iterable[Mapping[str, Any]],
+    endings: Sequence[tuple[int, bool]] | None,
+    first_doc_id: int = 0,
+) -> list[Sample]:
+    """Join lm-eval's rows (one per document and filter) into one sample a document, in document order.
+
+    Args:
+        entry: The task: which metric and filter are strict and flexible, what counts as unparsable.
+        rows: ``samples`` of lm-eval for one task object, with ``log_samples``.
+        endings: (tokens, ended) for each document in order; None for log-likelihood tasks, which write no
+            text.
+        first_doc_id: Added to lm-eval's document ids, so that ids are unique in a family of subtasks.
+
+    Returns:
+        Samples with the keys of the run folder. ``strict`` and ``flexible`` are 0, 1 or a fraction; null when
+        the grader could not run (``ungradable``) and, for ``flexible``, when the task has no lenient twin.
+    """
+    by_document: dict[int, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        by_document[int(row["doc_id"])][row["filter"]] = row
+    if endings is not None and len(endings) != len(by_document):
+        raise MergelabError(
+            f"task {entry.name}: {len(by_document)} documents were graded, {len(endings)} answers noted; "
+            "they cannot be told apart."
+        )
+    samples = []
+    for place, doc_id in enumerate(sorted(by_document)):
+        ending = None if endings is None else endings[place]
+        samples.append(_sample(entry, by_document[doc_id], first_doc_id + doc_id, ending))
+    return samples
+
+
+def _sample(
+    entry: TaskEntry, rows: Mapping[str, Mapping[str, Any]], doc_id: int, ending: tuple[int, bool] | None
+) -> Sample:
+    strict, flexible = _score(rows, entry.strict), _score(rows, entry.flexible)
+    ungradable = strict is None or (entry.flexible is not None and flexible is None)
+    row = rows[_split(entry.strict)[1]]
+    response = _response(row)
+    empty = ending is not None and not response.strip()
+    return {
+        "doc_id": doc_id,
+        "doc_hash": row["doc_hash"],
+        "prompt_hash": row["prompt_hash"],
+        "target_hash": row["target_hash"],
+        "response": response,
+        "strict": None if ungradable else strict,
+        "flexible": None if ungradable else flexible,
+        "truncated": ending is not None and not ending[1],
+        "empty": empty,
+        "unparsable": _is_unparsable(entry, rows, empty),
+        "ungradable": ungradable,
+        "num_tokens": 0 if ending is None else ending[0],
+        "cluster": row["doc"].get(entry.cluster) if entry.cluster else None,
+    }
+
+
+def _split(key: str) -> tuple[str, str]:
+    """Return metric and filter of a result key ``metric,filter``."""
+    metric, _, name = key.rpartition(",")
+    return metric, name
+
+
+def _score(rows: Mapping[str, Mapping[str, Any]], key: str | None) -> int | float | None:
+    """Return the document's score under a result key, or None if the grader left none."""
+    if key is None:
+        return None
+    metric, name = _split(key)
+    value = rows[name].get(metric)
+    if value is None or not math.isfinite(float(value)):
+        return None
+    return int(value) if float(value).is_integer() else float(value)
+
+
+def _response(row: Mapping[str, Any]) -> str:
+    """Return the text written, or for log-likelihood tasks the continuation that scored highest."""
+    answers = [attempts[0] for attempts in row["resps"]]
+    if isinstance(answers[0], str):
+        return answers[0]
+    best = max(range(len(answers)), key=lambda choice: answers[choice][0])
+    return str(row["arguments"][best][1]).strip()
+
+
+def _is_unparsable(entry: TaskEntry, rows: Mapping[str, Mapping[str, Any]], empty: bool) -> bool:
+    """Return whether no grader could read an answer out of the text at all."""
+    if entry.unparsable == "never":
+        return False
+    if entry.unparsable == "empty":
+        return empty
+    keys = [key for key in (entry.strict, entry.flexible) if key is not None]
+    return all(rows[_split(key)[1]]["filtered_resps"][0] == INVALID for key in keys)
+
+
+def score_points(samples: Sequence[Sample], grader: str) -> float | None:
+    """Return the mean of a grader over the gradable samples in points, 0 to 100; None without any."""
+    values = [sample[grader] for sample in samples if sample[grader] is not None]
+    return 100.0 * math.fsum(values) / len(values) if values else None
+
+
+def count(samples: Sequence[Sample], flag: str) -> int:
+    """Return how many samples carry a true ``flag``."""
+    return sum(bool(sample[flag]) for sample in samples)
+
+
+def check_against_harness(name: str, grader: str, ours: float | None, theirs: float | None) -> None:
+    """Refuse a score that lm-eval computed differently from the same answers.
+
+    Raises:
+        MergelabError: They differ by more than 1e-9 points, or only one of them exists.
+    """
+    if ours is None and theirs is None:
+        return
+    if ours is None or theirs is None or abs(ours - theirs) > 1e-9:
+        raise MergelabError(
+            f"task {name}: {grader} is {ours!r} by our samples and {theirs!r} by lm-eval over the same "
+            "answers. This is a fault in the grading, not in the model; nothing was recorded."
+        )
