@@ -83,7 +83,7 @@ def export_vlm(
             ShardTarget(writer, lambda job: job.tensor.stored["vlm"]),
             progress,
         )
-        for name, header in vlm.tensors.items():
+        for name in vlm.tensors:
             if name not in by_stored:
                 _copy_tensor(writer, export.inputs, name)
         for path in sorted(vlm.folder.iterdir()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -87,4 +88,4 @@ class Inputs:
 
 
 def _ascending(rows: Sequence[int]) -> bool:
-    return isinstance(rows, range) or all(b - a == 1 for a, b in zip(rows, rows[1:], strict=False))
+    return isinstance(rows, range) or all(b - a == 1 for a, b in pairwise(rows))

@@ -188,7 +188,7 @@ def _build_local(
         config.pop(key, None)
     try:
         with quiet_harness():
-            from datasets import Dataset  # type: ignore[import-untyped]
+            from datasets import Dataset
 
             loaded = {split: Dataset.from_list(documents) for split, documents in splits.items()}
 

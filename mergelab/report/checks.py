@@ -84,7 +84,12 @@ def _endpoint_controls(run: Run, rows: Sequence[Row]) -> list[str]:
                 if different
                 else f"control passed: the copy of {role} repeats {role} on all {total} documents of {task}."
             )
-        if _hash(control) != _hash(parents[role]) and None not in (_hash(control), _hash(parents[role])):
+        own_rows = (control.merge or {}).get("entries_copied")
+        if role == "base" and own_rows:
+            lines.append(
+                f"the copy of base keeps {own_rows} entries of the vlm's own: embedding rows that no token of base uses."
+            )
+        elif _hash(control) != _hash(parents[role]) and None not in (_hash(control), _hash(parents[role])):
             lines.append(f"WARNING: the weights of the copy of {role} are not the weights of {role}.")
     return lines
 
@@ -134,11 +139,17 @@ def _weak_parents(run: Run, rows: Sequence[Row]) -> list[str]:
 
 def _truncation(run: Run, rows: Sequence[Row]) -> list[str]:
     labels = point_labels(run.points)
-    return [
-        f"cut off: {labels[row.point_id]} ran out of tokens on {row.truncated} documents of {row.task}."
-        for row in rows
-        if row.truncated > MAX_TRUNCATED_SHARE * (row.n + row.ungradable)
-    ]
+    lines = []
+    for task in dict.fromkeys(row.task for row in rows):
+        found = [row for row in rows if row.task == task]
+        cut = [row for row in found if row.truncated > MAX_TRUNCATED_SHARE * (row.n + row.ungradable)]
+        if cut:
+            worst = max(cut, key=lambda row: row.truncated)
+            lines.append(
+                f"cut off: {len(cut)} of {len(found)} points ran out of tokens on more than 2 % of {task}, most "
+                f"often {labels[worst.point_id]} ({worst.truncated} documents)."
+            )
+    return lines
 
 
 def _ungradable(run: Run, rows: Sequence[Row]) -> list[str]:

@@ -100,9 +100,7 @@ def _controls(recipe: Recipe) -> tuple[PointSpec, ...]:
     return tuple(points)
 
 
-def _merges(
-    cells: Iterable[Cell], seeds: tuple[int, ...], zero_point: str, conventions: str
-) -> tuple[PointSpec, ...]:
+def _merges(cells: Iterable[Cell], seeds: tuple[int, ...], zero_point: str, conventions: str) -> tuple[PointSpec, ...]:
     return tuple(
         PointSpec(
             role="merge",

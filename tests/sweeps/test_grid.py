@@ -70,9 +70,7 @@ def test_only_methods_that_draw_are_repeated_per_seed():
 
 
 def test_averages_have_no_zero_point():
-    (point,) = merges(
-        expand(recipe(method="linear", parameters={"weights": {"base": 0.5, "vlm": 0.5}}), BENCH)
-    )
+    (point,) = merges(expand(recipe(method="linear", parameters={"weights": {"base": 0.5, "vlm": 0.5}}), BENCH))
     assert (point.zero_point, point.inputs) == (None, ("base", "vlm"))
 
 
@@ -106,9 +104,7 @@ def test_selected_point_is_the_one_of_parameters_even_off_the_grid():
     (point,) = selected_points(written, BENCH)
     assert point.parameters["density"] == 0.3
     assert [made.parameters["density"] for made in merges(expand(written, BENCH))] == [0.2, 0.5]
-    drawn = selected_points(
-        recipe(merges=(Merge(method="dare_ties"), Merge(method="ties")), seeds=(9, 1)), BENCH
-    )
+    drawn = selected_points(recipe(merges=(Merge(method="dare_ties"), Merge(method="ties")), seeds=(9, 1)), BENCH)
     assert [(made.method, made.seed) for made in drawn] == [("dare_ties", 9), ("ties", None)]
 
 

@@ -130,9 +130,7 @@ def test_output_dtype_and_arithmetic_count_for_merges_and_not_for_parents():
 
 def test_parents_with_equal_files_and_copies_are_different_points():
     equal = dict.fromkeys(PRINTS, "e" * 64)
-    ids = {
-        point_id(PointSpec(role=role, inputs=(role,)), equal, "auto") for role in ("ancestor", "base", "vlm")
-    }
+    ids = {point_id(PointSpec(role=role, inputs=(role,)), equal, "auto") for role in ("ancestor", "base", "vlm")}
     copies = {
         point_id(
             PointSpec(role="control", method="copy", parameters={"of": of}, inputs=("base", "vlm")),
@@ -161,9 +159,7 @@ def test_more_grid_values_keep_the_ids_of_the_old_points():
         experiment = load_experiment("ties", overrides)
         return {point_id(point, PRINTS, "auto") for point in expand(experiment.recipe, experiment.pair)}
 
-    assert ids({}) < ids(
-        {"sweep.lambda": [0.5, 0.7, 1.0], "evals.limit": 3, "name": "other", "claims.margin": 5}
-    )
+    assert ids({}) < ids({"sweep.lambda": [0.5, 0.7, 1.0], "evals.limit": 3, "name": "other", "claims.margin": 5})
 
 
 def test_stage_key_depends_on_weights_and_on_everything_in_the_stage():

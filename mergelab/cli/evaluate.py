@@ -1,0 +1,94 @@
+"""``mergelab eval``: strict and flexible scores of one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mergelab.cli.options import device_option, json_option
+from mergelab.cli.printing import print_json, print_table
+
+
+@click.command("eval")
+@click.argument("model")
+@click.option("--protocol", default="paper-instruct-v1", show_default=True, help="Named evaluation settings.")
+@click.option("--tasks", metavar="A,B", help="Tasks, comma-separated; default those of the protocol.")
+@click.option("--data", multiple=True, metavar="TASK=FILE.jsonl", help="Local documents of a task. Repeatable.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N documents a task, drawn by seed.")
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Default that of the protocol.")
+@click.option("--max-gen-toks", multiple=True, metavar="TASK=N", help="New tokens an answer may take. Repeatable.")
+@click.option("--samples", type=click.Path(path_type=Path), metavar="DIR", help="Write every answer to DIR/TASK.jsonl.")
+@device_option
+@json_option
+def evaluate(
+    model: str,
+    protocol: str,
+    tasks: str | None,
+    data: tuple[str, ...],
+    limit: int | None,
+    batch_size: int | None,
+    max_gen_toks: tuple[str, ...],
+    samples: Path | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Grade one text model, or one vision-language model on text and pictures.
+
+    \b
+    Example:
+      mergelab eval smollm2-135m --tasks ifeval --data ifeval=ifeval.jsonl --limit 100
+    """
+    from mergelab.cli.noise import silenced
+    from mergelab.evals.request import EvalRequest
+
+    budgets = {}
+    for task, value in _assignments(max_gen_toks, "--max-gen-toks").items():
+        if not value.isdecimal():
+            raise click.UsageError(f"--max-gen-toks {task}={value}: expected a whole number of tokens.")
+        budgets[task] = int(value)
+    request = EvalRequest(
+        protocol=protocol,
+        tasks=tuple(tasks.split(",")) if tasks else None,
+        data={task: Path(path) for task, path in _assignments(data, "--data").items()},
+        limit=limit,
+        batch_size=batch_size,
+        max_gen_toks=budgets,
+    )
+    with silenced():
+        from mergelab.sweeps.single import evaluate_model
+
+        results = evaluate_model(model, request, device)
+    if samples is not None:
+        import json
+
+        from mergelab.atomic import write_text
+
+        for result in results:
+            lines = "".join(json.dumps(sample) + "\n" for sample in result.samples)
+            write_text(samples / f"{result.metrics['task']}.jsonl", lines)
+    if as_json:
+        print_json([result.metrics for result in results])
+        return
+    from rich.table import Table
+
+    table = Table(pad_edge=False)
+    for heading in ("task", "protocol", "n", "strict", "flexible", "truncated", "empty", "unparsable", "seconds"):
+        table.add_column(heading, overflow="fold", justify="left" if heading in ("task", "protocol") else "right")
+    for result in results:
+        metrics = result.metrics
+        scores = ["" if metrics[key] is None else f"{metrics[key]:.2f}" for key in ("strict", "flexible")]
+        counts = [str(metrics[key]) for key in ("truncated", "empty", "unparsable")]
+        seconds = f"{metrics['seconds']:.1f}"
+        table.add_row(metrics["task"], metrics["protocol"], str(metrics["n"]), *scores, *counts, seconds)
+    print_table(table)
+
+
+def _assignments(pairs: tuple[str, ...], option: str) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        task, equals, value = pair.partition("=")
+        if not (task and equals and value):
+            raise click.UsageError(f"{option} {pair}: write TASK=VALUE.")
+        found[task] = value
+    return found

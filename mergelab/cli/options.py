@@ -1,0 +1,79 @@
+"""Options that several commands share, and how they become a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from mergelab.config import Experiment
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+device_option = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="auto, cpu, cuda, cuda:N or mps; auto takes CUDA where it is.",
+)
+
+
+def recipe_options(command: Command) -> Command:
+    """Add the recipe argument and the options that change its fields."""
+    for decorate in reversed(
+        (
+            click.argument("recipe"),
+            click.option("--pair", metavar="NAME|PATH", help="Another pair than the recipe's."),
+            click.option("--base", metavar="DIR|ID", help="With --vlm: a pair of folders or hub ids."),
+            click.option("--vlm", metavar="DIR|ID", help="The vision-language model of that pair."),
+            click.option("--ancestor", metavar="DIR|ID", help="The common ancestor of that pair."),
+            click.option(
+                "--limit",
+                type=click.IntRange(min=1),
+                metavar="N",
+                help="At most N documents a task, a random subset drawn by seed.",
+            ),
+            click.option(
+                "--set",
+                "settings",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Change any field of the recipe, e.g. --set claims.margin=3. Repeatable.",
+            ),
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+def load_experiment(
+    recipe: str,
+    pair: str | None,
+    base: str | None,
+    vlm: str | None,
+    ancestor: str | None,
+    limit: int | None,
+    settings: tuple[str, ...],
+) -> Experiment:
+    """Return the recipe with the changes of the command line, and the pair it runs on.
+
+    Raises:
+        click.UsageError: Options that exclude or need each other.
+        RecipeError: Recipe or pair are not valid.
+    """
+    from mergelab import config
+
+    if (base is None) != (vlm is None) or (ancestor is not None and base is None):
+        raise click.UsageError("--base and --vlm go together, --ancestor with both.")
+    if pair is not None and base is not None:
+        raise click.UsageError("--pair and --base/--vlm exclude each other.")
+    overrides = config.parse_settings(settings)
+    if pair is not None:
+        overrides["pair"] = pair
+    if limit is not None:
+        overrides["evals.limit"] = limit
+    own = config.pair_from_folders(base, vlm, ancestor) if base is not None and vlm is not None else None
+    return config.load_experiment(recipe, overrides, own)

@@ -1,0 +1,87 @@
+"""``mergelab run``: the main job, from a recipe to a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mergelab.cli.options import device_option, json_option, load_experiment, recipe_options
+from mergelab.cli.printing import print_json, say
+
+
+@click.command()
+@recipe_options
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The run folder; default runs/RECIPE-PAIR. The same command continues what was interrupted.",
+)
+@device_option
+@json_option
+def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
+    """Merge, measure the sink, grade text and pictures at every point, and print which merges restore.
+
+    \b
+    Examples:
+      mergelab run configs/ties.yaml
+      mergelab run configs/ties.yaml --pair qwen2.5-vl-7b --limit 200
+      mergelab run configs/linear.yaml --base llama-dir --vlm llava-dir --out runs/mine
+    """
+    from mergelab.records import refuse_foreign_folder
+    from mergelab.sweeps.announce import announcement, likely_device, task_sizes
+    from mergelab.sweeps.grid import expand
+    from mergelab.sweeps.models import open_models
+    from mergelab.sweeps.request import eval_request
+
+    experiment = load_experiment(**recipe)
+    folder = out or Path("runs") / f"{experiment.recipe.name}-{experiment.pair.name}"
+    refuse_foreign_folder(folder)
+    models = open_models(experiment.pair)
+    specs = expand(experiment.recipe, experiment.pair)
+    sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))
+    for line in announcement(experiment.recipe.name, models, specs, sizes, likely_device(device)):
+        say(line)
+
+    from mergelab.cli.noise import silenced
+
+    with silenced():
+        from mergelab.cli.progress import Progress
+        from mergelab.errors import SweepError, problem_list
+        from mergelab.sweeps.experiment import prepare
+        from mergelab.sweeps.run import run as run_experiment
+
+        prepared = prepare(experiment.recipe, experiment.pair, models, device, say)
+        with Progress(prepared.points) as progress:
+            outcome = run_experiment(prepared, folder, progress.report, progress.finished)
+    if outcome.num_worked == 0 and not outcome.failures:
+        say("All points were finished before; the table is made from their records.")
+    print_run(folder, None, as_json)
+    if outcome.failures:
+        problems = [f"{label}: {why}" for label, why in outcome.failures.items()]
+        raise SweepError(
+            problem_list(
+                f"{len(problems)} of {outcome.num_points} points failed:",
+                problems,
+                "What is finished is safe; mend the cause and give the same command again.",
+            )
+        )
+
+
+def print_run(folder: Path, margin: float | None, as_json: bool) -> None:
+    """Write the report files of a run folder and print its table."""
+    from dataclasses import asdict
+
+    from mergelab.records import read_run
+    from mergelab.report.table import rows, write_report
+    from mergelab.report.terminal import render_lines
+
+    finished = read_run(folder)
+    paths = write_report(finished, margin)
+    if as_json:
+        print_json([asdict(row) for row in rows(finished, margin)])
+        say(f"table: {paths.csv}")
+        return
+    for line in render_lines(finished, margin):
+        click.echo(line)

@@ -1,0 +1,228 @@
+"""Everything a run needs, opened and checked before any work is spent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig, PretrainedConfig
+
+from mergelab import __version__
+from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
+from mergelab.checkpoints.reader import torch_dtype
+from mergelab.config import Pair, Recipe, resolved, zero_point_of
+from mergelab.device import choose_device, threads_for
+from mergelab.engine.checks import check_equal_tensors, check_related
+from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
+from mergelab.errors import DamagedFileError, PairingError
+from mergelab.evals.suite import EvalSuite, load_suite
+from mergelab.live.configs import tower_config
+from mergelab.sinks.prompts import Prompts, load_prompts
+from mergelab.sweeps.grid import PointSpec, expand
+from mergelab.sweeps.identity import point_id
+from mergelab.sweeps.models import Models
+from mergelab.sweeps.request import eval_request
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "lm_eval", "safetensors", "numpy")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point with its id and, unless it is a parent, how its weights are made."""
+
+    spec: PointSpec
+    point_id: str
+    operation: Operation | None
+
+    @property
+    def label(self) -> str:
+        """What progress lines call the point."""
+        if self.spec.is_parent:
+            return str(self.spec.role)
+        parameters = self.spec.parameters
+        if "of" in parameters:
+            return f"{self.spec.method} of {parameters['of']}"
+        # Words are conventions and equal for all points; weights are worth a place when they differ.
+        shown = {key: value for key, value in parameters.items() if isinstance(value, int | float)}
+        weights = parameters.get("weights")
+        if weights and len(set(weights.values())) > 1:
+            shown |= weights
+        return " ".join([str(self.spec.method), *(f"{key} {value:g}" for key, value in shown.items())])
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """The tokenizer that text is scored with, base's, and the vlm's own for pictures."""
+
+    text: Any
+    vision: Any
+    generation: GenerationConfig
+    """Base's: where the stop tokens of every text point come from."""
+
+    vision_generation: GenerationConfig
+
+    sha256: str
+    """Of what decides how prompts become tokens and answers stop: vocabularies, templates, stop tokens."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment that has passed every check."""
+
+    recipe: Recipe
+    pair: Pair
+    models: Models
+    points: tuple[Point, ...]
+    jobs: tuple[TensorJob, ...]
+    fingerprints: dict[str, str]
+    suite: EvalSuite
+    prompts: Prompts
+    tokenizers: Tokenizers
+    tower_config: PretrainedConfig
+    device: str
+    dtype: torch.dtype
+    """Of the tower's weights and forward passes."""
+
+    @property
+    def has_vision(self) -> bool:
+        """True if any task asks about pictures."""
+        return any(task.modality == "vision" for task in self.suite.tasks)
+
+
+def prepare(
+    recipe: Recipe, pair: Pair, models: Models, device: str, say: Callable[[str], None] = lambda line: None
+) -> Prepared:
+    """Load tasks, prompts and tokenizers, fingerprint the models and name every point.
+
+    Raises:
+        MergelabError: Anything a run would stumble over later.
+    """
+    device = choose_device(device)
+    check_equal_tensors(models.pairing, models.checkpoints)
+    check_related(models.pairing, models.checkpoints)
+    num_threads = threads_for(models.num_parameters("vlm"))
+    if num_threads is not None and device == "cpu":
+        torch.set_num_threads(num_threads)
+    jobs = tuple(plan_jobs(models.pairing, models.checkpoints, recipe.output_dtype))
+    suite = load_suite(eval_request(recipe, pair), say)
+    prompts = load_prompts(recipe.sink.prompts)
+    tokenizers = load_tokenizers(models)
+    suite.check_tokenizer(tokenizers.text)
+    has_head = any(job.tensor.name == "lm_head.weight" for job in jobs)
+    config = tower_config(models.checkpoints["vlm"].folder, has_head)
+    total = sum(models.num_bytes(role) for role in models.checkpoints)
+    if total > 2 * 10**9:
+        say(f"Fingerprinting {total / 1e9:.0f} GB of weights (remembered for the next run)")
+    fingerprints = {role: fingerprint_checkpoint(checkpoint) for role, checkpoint in models.checkpoints.items()}
+    return Prepared(
+        recipe=recipe,
+        pair=pair,
+        models=models,
+        points=tuple(named(spec, fingerprints, recipe.output_dtype) for spec in expand(recipe, pair)),
+        jobs=jobs,
+        fingerprints=fingerprints,
+        suite=suite,
+        prompts=prompts,
+        tokenizers=tokenizers,
+        tower_config=config,
+        device=device,
+        dtype=live_dtype(jobs),
+    )
+
+
+def named(spec: PointSpec, fingerprints: dict[str, str], output_dtype: str) -> Point:
+    """Return a point with its id and its operation."""
+    made = None
+    if spec.method is not None:
+        made = operation(
+            spec.method,
+            spec.parameters,
+            spec.zero_point,
+            conventions=spec.conventions or "paper",
+            seed=spec.seed or 0,
+        )
+    return Point(spec, point_id(spec, fingerprints, output_dtype), made)
+
+
+def live_dtype(jobs: tuple[TensorJob, ...]) -> torch.dtype:
+    """Return the one dtype of the tower's tensors.
+
+    Raises:
+        PairingError: They have several; the live model would not hold the values that a file holds.
+    """
+    dtypes = sorted({job.dtype for job in jobs})
+    if len(dtypes) > 1:
+        raise PairingError(
+            f"vlm: its tower has tensors of {', '.join(dtypes)}, and a live model has one dtype. "
+            "Set output_dtype in the recipe."
+        )
+    return torch_dtype(dtypes[0])
+
+
+def load_tokenizers(models: Models) -> Tokenizers:
+    """Load the tokenizers and generation settings of base and vlm.
+
+    Raises:
+        DamagedFileError: A tokenizer is missing or cannot be loaded.
+    """
+
+    def tokenizer(role: str) -> Any:
+        folder = models.checkpoints[role].folder
+        try:
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
+            raise DamagedFileError(
+                f"{folder}: the tokenizer of {role} cannot be loaded ({error}). Fetch its tokenizer files."
+            ) from error
+
+    def generation(role: str) -> GenerationConfig:
+        folder = models.checkpoints[role].folder
+        if (folder / "generation_config.json").is_file():
+            return GenerationConfig.from_pretrained(folder, local_files_only=True)
+        return GenerationConfig()
+
+    text, vision = tokenizer("base"), tokenizer("vlm")
+    generations = generation("base"), generation("vlm")
+    content = [
+        [loaded.chat_template, loaded.eos_token, sorted(loaded.get_vocab().items()), settings.eos_token_id]
+        for loaded, settings in zip((text, vision), generations, strict=True)
+    ]
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return Tokenizers(text, vision, *generations, digest)
+
+
+def experiment_record(prepared: Prepared) -> dict[str, Any]:
+    """Return the body of ``experiment.json``."""
+    recipe, suite = prepared.recipe, prepared.suite
+    tasks = [
+        {"task": task.name, "modality": task.modality, "protocol": task.protocol, "n": task.n} for task in suite.tasks
+    ]
+    claims = recipe.claims.model_dump(mode="json")
+    primary = [task["task"] for task in tasks] if recipe.claims.primary == "auto" else list(recipe.claims.primary)
+    return {
+        "name": recipe.name,
+        "recipe": resolved(recipe),
+        "pair": prepared.pair.model_dump(mode="json"),
+        "claims": {**claims, "primary": primary},
+        "tasks": tasks,
+        "zero_point": zero_point_of(recipe, prepared.pair),
+        "conventions": recipe.conventions,
+        "versions": {"mergelab": __version__, **{name: version(name) for name in LIBRARIES}},
+        "fingerprints": prepared.fingerprints,
+        "points": [point.point_id for point in prepared.points],
+        "host": {
+            "name": socket.gethostname(),
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "device": prepared.device,
+            "threads": torch.get_num_threads(),
+        },
+        "notes": [*prepared.models.pairing.notes],
+    }

@@ -1,0 +1,87 @@
+"""The run folder while a run owns it: one owner at a time, one experiment, and what is already done."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mergelab import records
+from mergelab.errors import MachineError, OutputFolderError, problem_list
+from mergelab.sweeps.identity import experiment_conflicts
+
+LOCK = ".lock"
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Hold the run folder for this process; the lock goes with the process, however it ends.
+
+    Raises:
+        OutputFolderError: The folder holds something else, or another process works in it (named).
+        MachineError: The folder cannot be made or written.
+    """
+    records.refuse_foreign_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise MachineError(f"{folder}: cannot be written: {error.strerror}. Give another --out.") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+            raise OutputFolderError(
+                f"{folder}: in use by {owner}. Wait for it, stop it, or give another --out."
+            ) from None
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        os.close(handle)
+
+
+def claim(folder: Path, experiment: Mapping[str, Any]) -> None:
+    """Write ``experiment.json``, keeping the points and tasks of an earlier run of the same experiment in the list.
+
+    They are dropped from the list (not from the disk) when answers were asked for differently then: other
+    documents, budgets or templates do not pair with the new ones.
+
+    Raises:
+        OutputFolderError: The folder belongs to an experiment with other weights or other claims.
+    """
+    path = folder / records.EXPERIMENT
+    points = list(experiment["points"])
+    tasks = list(experiment["tasks"])
+    if path.is_file():
+        old = records.read_run(folder).experiment
+        conflicts = experiment_conflicts(old, dict(experiment))
+        if conflicts:
+            raise OutputFolderError(
+                problem_list(
+                    f"{folder}: holds another experiment:",
+                    conflicts,
+                    "Give another --out. To read the finished run at another margin: mergelab report --margin.",
+                )
+            )
+        if _how_asked(old) == _how_asked(experiment):
+            points += [point for point in old["points"] if point not in points]
+            names = {task["task"] for task in tasks}
+            tasks += [task for task in old["tasks"] if task["task"] not in names]
+    merged = {**experiment, "points": points, "tasks": tasks}
+    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) == {"format": records.FORMAT, **merged}:
+        return
+    records.write_experiment(folder, merged)
+
+
+def _how_asked(experiment: Mapping[str, Any]) -> list[Any]:
+    """Return what has to agree for answers to pair, apart from which tasks were asked."""
+    recipe = experiment["recipe"]
+    evals = {key: value for key, value in recipe["evals"].items() if key not in ("tasks", "data", "max_gen_toks")}
+    return [evals, experiment["pair"]["protocol"], recipe["sink"]]

@@ -1,0 +1,61 @@
+"""The models of a pair, opened and paired from their headers alone. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
+from mergelab.checkpoints.hub import resolve_source
+from mergelab.config.pair import Pair
+from mergelab.errors import DamagedFileError, MergelabError, problem_list
+from mergelab.towers.pairing import Pairing, pair_checkpoints
+
+
+@dataclass(frozen=True)
+class Models:
+    """Opened checkpoints by role, and how the tower's tensors pair with those of base and ancestor."""
+
+    checkpoints: Mapping[str, Checkpoint]
+    pairing: Pairing
+
+    @property
+    def sees_pictures(self) -> bool:
+        """True if the vlm has more than a text tower; a plain text checkpoint may stand as vlm."""
+        return any(part in ("vision", "projector") for part in self.pairing.towers["vlm"].roles.values())
+
+    def num_parameters(self, role: str) -> int:
+        """Return the stored entries of a model; of the vlm, those of its tower."""
+        if role == "vlm":
+            return sum(math.prod(paired.shape) for paired in self.pairing.tensors)
+        return sum(math.prod(header.shape) for header in self.checkpoints[role].tensors.values())
+
+    def num_bytes(self, role: str) -> int:
+        """Return the bytes of a model's weights on disk."""
+        return sum(header.end - header.start for header in self.checkpoints[role].tensors.values())
+
+
+def open_models(pair: Pair) -> Models:
+    """Open every model of a pair and pair their tensors.
+
+    Args:
+        pair: The pair; a model is a folder or a hub id.
+
+    Raises:
+        MergelabError: A model is missing, damaged, or does not fit the others. Problems of several models of one
+            kind come in one message.
+    """
+    checkpoints: dict[str, Checkpoint] = {}
+    problems: list[MergelabError] = []
+    for role, source in pair.sources.items():
+        try:
+            checkpoints[role] = open_checkpoint(resolve_source(source.location, source.revision))
+        except MergelabError as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        kind = type(problems[0]) if len({type(problem) for problem in problems}) == 1 else DamagedFileError
+        raise kind(problem_list(f"pair {pair.name}:", [str(problem) for problem in problems]))
+    return Models(checkpoints, pair_checkpoints(checkpoints))

@@ -1,0 +1,21 @@
+"""A recipe's ``evals`` block on a pair, as the evaluation room takes it. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mergelab.config import Pair, Recipe
+from mergelab.evals.request import EvalRequest
+
+
+def eval_request(recipe: Recipe, pair: Pair) -> EvalRequest:
+    """Return what the recipe asks for, with ``auto`` taken from the pair."""
+    evals = recipe.evals
+    return EvalRequest(
+        protocol=pair.protocol if evals.protocol == "auto" else evals.protocol,
+        tasks=None if evals.tasks == "auto" else tuple(evals.tasks),
+        data={task: Path(path) for task, path in evals.data.items()},
+        limit=evals.limit,
+        batch_size=evals.batch_size,
+        max_gen_toks=dict(evals.max_gen_toks),
+    )

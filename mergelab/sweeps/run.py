@@ -1,0 +1,54 @@
+"""Runs an experiment into its folder: claims it, works through the points, keeps going past a failed one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from mergelab.errors import MergelabError
+from mergelab.sweeps.experiment import Point, Prepared, experiment_record
+from mergelab.sweeps.ledger import claim, owned
+from mergelab.sweeps.worker import Report, Worker
+
+
+@dataclass
+class Outcome:
+    """What became of the points of a run."""
+
+    num_points: int
+    num_worked: int = 0
+    """Points that something was done for; the others were finished before."""
+
+    failures: dict[str, str] = field(default_factory=dict)
+    """Label of a failed point -> why."""
+
+
+def run(
+    prepared: Prepared,
+    folder: Path,
+    report: Report = lambda point, stage, share: None,
+    finished: Callable[[Point, bool], None] = lambda point, worked: None,
+) -> Outcome:
+    """Do every point that is not done. The same call continues after any interruption.
+
+    A point that fails is noted and the others go on; parents come first, so a failing parent is seen early.
+
+    Raises:
+        OutputFolderError: The folder holds something else, another experiment, or is in use.
+    """
+    outcome = Outcome(len(prepared.points))
+    with owned(folder):
+        claim(folder, experiment_record(prepared))
+        worker = Worker(prepared, folder, report)
+        for point in prepared.points:
+            try:
+                worked = worker.work(point)
+            except (MergelabError, torch.OutOfMemoryError) as error:
+                outcome.failures[f"{point.label} ({point.point_id})"] = str(error)
+                continue
+            outcome.num_worked += worked
+            finished(point, worked)
+    return outcome

@@ -1,0 +1,178 @@
+"""One thing at a time, without a run folder: write a merge, measure sinks, grade a model."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig
+
+from mergelab import __version__
+from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
+from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
+from mergelab.checkpoints.hub import resolve_source
+from mergelab.checkpoints.output_folder import check_output_folder
+from mergelab.checkpoints.reader import torch_dtype
+from mergelab.config import Pair, Recipe, resolved
+from mergelab.device import choose_device, threads_for
+from mergelab.engine.checks import check_equal_tensors, check_related
+from mergelab.engine.export import Export, export_text, export_vlm
+from mergelab.engine.inputs import Inputs
+from mergelab.engine.plan import plan_jobs
+from mergelab.errors import DamagedFileError, RecipeError
+from mergelab.evals.request import EvalRequest
+from mergelab.evals.suite import TaskResult, load_suite
+from mergelab.live.configs import tower_config
+from mergelab.live.model import LiveModel, build_tower, load_text_model
+from mergelab.sinks.measure import measure_sink
+from mergelab.sinks.prompts import load_prompts
+from mergelab.sweeps.experiment import Point, named
+from mergelab.sweeps.grid import expand, selected_points
+from mergelab.sweeps.models import Models
+from mergelab.towers.layouts import Tower, locate_tower
+
+
+def write_merge(
+    recipe: Recipe, pair: Pair, models: Models, out: Path, layout: str, point_id: str | None, device: str
+) -> dict[str, Any]:
+    """Write one point of a recipe as a checkpoint.
+
+    Args:
+        recipe: The recipe.
+        pair: The pair it runs on.
+        models: The opened models.
+        out: Folder to write; new or empty.
+        layout: ``vlm`` or ``text``.
+        point_id: A point of the grid; None takes the one that ``parameters`` names.
+        device: Where to compute.
+
+    Returns:
+        What the manifest beside the weights says, with label and seconds.
+
+    Raises:
+        RecipeError: ``parameters`` name no or several points, or no point has this id.
+        OutputFolderError: ``out`` holds something.
+    """
+    started = time.perf_counter()
+    check_output_folder(out)
+    device = choose_device(device)
+    check_equal_tensors(models.pairing, models.checkpoints)
+    check_related(models.pairing, models.checkpoints)
+    fingerprints = {role: fingerprint_checkpoint(checkpoint) for role, checkpoint in models.checkpoints.items()}
+    point = _choose(recipe, pair, fingerprints, point_id)
+    assert point.operation is not None
+    jobs = plan_jobs(models.pairing, models.checkpoints, recipe.output_dtype)
+    manifest = {
+        "format": 1,
+        "mergelab": __version__,
+        "point_id": point.point_id,
+        "method": point.spec.method,
+        "parameters": dict(point.spec.parameters),
+        "seed": point.spec.seed,
+        "zero_point": point.spec.zero_point,
+        "conventions": point.spec.conventions,
+        "fingerprints": fingerprints,
+        "recipe": resolved(recipe),
+        "pair": pair.model_dump(mode="json"),
+    }
+    export = Export(jobs, point.operation, Inputs(models.checkpoints, device=device), models.pairing)
+    if layout == "vlm":
+        statistics = export_vlm(export, out, manifest, recipe.output_dtype)
+    else:
+        has_head = any(job.tensor.name == "lm_head.weight" for job in jobs)
+        config = tower_config(models.checkpoints["vlm"].folder, has_head)
+        statistics = export_text(export, out, manifest, config.to_dict())
+    seconds = time.perf_counter() - started
+    return {**manifest, "label": point.label, "statistics": statistics.record(), "seconds": seconds}
+
+
+def _choose(recipe: Recipe, pair: Pair, fingerprints: dict[str, str], point_id: str | None) -> Point:
+    if point_id is None:
+        selected = [named(spec, fingerprints, recipe.output_dtype) for spec in selected_points(recipe, pair)]
+        if len(selected) == 1:
+            return selected[0]
+        labels = "; ".join(f"{point.point_id} {point.label}" for point in selected)
+        raise RecipeError(f"recipe {recipe.name}: it has {len(selected)} merges. Choose one with --point: {labels}.")
+    specs = [*expand(recipe, pair)]
+    known = [named(spec, fingerprints, recipe.output_dtype) for spec in specs if spec.method is not None]
+    for point in known:
+        if point.point_id == point_id:
+            return point
+    labels = "\n".join(f"  {point.point_id}  {point.label}" for point in known)
+    raise RecipeError(f"--point {point_id}: no such point on these models. Known are\n{labels}")
+
+
+def measure_models(
+    sources: Sequence[str], dtype: str, last_layers: int | None, prompts: str, device: str
+) -> list[dict[str, Any]]:
+    """Return the sink record of each model (of a vlm: of its tower), with its source as ``model``."""
+    device = choose_device(device)
+    loaded_prompts = load_prompts(prompts)
+    opened = [(source, *_open(source)) for source in sources]
+    records = []
+    for source, checkpoint, tower in opened:
+        live = _load(checkpoint, tower, device, getattr(torch, dtype))
+        tokenizer = _tokenizer(checkpoint)
+        records.append({"model": source, **measure_sink(live.text, tokenizer, loaded_prompts, last_layers=last_layers)})
+        del live
+        gc.collect()
+    return records
+
+
+def evaluate_model(source: str, request: EvalRequest, device: str) -> list[TaskResult]:
+    """Grade one model on the tasks of a request; picture tasks need a vlm.
+
+    Raises:
+        RecipeError: A picture task for a text model, or anything wrong with the request.
+    """
+    device = choose_device(device)
+    suite = load_suite(request)
+    checkpoint, tower = _open(source)
+    sees = _sees_pictures(tower)
+    blind = [task.name for task in suite.tasks if task.modality == "vision" and not sees]
+    if blind:
+        raise RecipeError(f"{source}: a text model cannot see the pictures of {', '.join(blind)}. Name --tasks.")
+    tokenizer = _tokenizer(checkpoint)
+    suite.check_tokenizer(tokenizer)
+    dtype = torch_dtype(max(checkpoint.tensors.values(), key=lambda header: header.num_entries).dtype)
+    live = _load(checkpoint, tower, device, dtype)
+    generation = None
+    if (checkpoint.folder / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(checkpoint.folder)
+    results = []
+    for task in suite.tasks:
+        model = live.vlm if task.modality == "vision" else live.text
+        assert model is not None
+        results.append(suite.evaluate(task.name, model, tokenizer, generation_config=generation))
+    return results
+
+
+def _open(source: str) -> tuple[Checkpoint, Tower]:
+    checkpoint = open_checkpoint(resolve_source(source, None))
+    return checkpoint, locate_tower(checkpoint.tensors, checkpoint.config)
+
+
+def _sees_pictures(tower: Tower) -> bool:
+    return any(part in ("vision", "projector") for part in tower.roles.values())
+
+
+def _load(checkpoint: Checkpoint, tower: Tower, device: str, dtype: torch.dtype) -> LiveModel:
+    num_threads = threads_for(sum(header.num_entries for header in checkpoint.tensors.values()))
+    if num_threads is not None and device == "cpu":
+        torch.set_num_threads(num_threads)
+    if not _sees_pictures(tower):
+        return load_text_model(checkpoint.folder, device, dtype)
+    return build_tower(tower_config(checkpoint.folder, tower.has_head), device, dtype, checkpoint.folder)
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
+        raise DamagedFileError(
+            f"{checkpoint.folder}: the tokenizer cannot be loaded ({error}). Fetch its tokenizer files."
+        ) from error

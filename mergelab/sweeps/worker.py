@@ -1,0 +1,240 @@
+"""Does one point after the other: put its weights into the live model, measure the sink, grade the tasks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergelab import records
+from mergelab.checkpoints.reader import torch_dtype
+from mergelab.engine.export import Export, export_vlm
+from mergelab.engine.inputs import Inputs
+from mergelab.engine.stream import stream
+from mergelab.engine.targets import LiveTarget, hash_live
+from mergelab.errors import DamagedFileError, MergelabError
+from mergelab.evals.loaded import LoadedTask
+from mergelab.live.model import LiveModel, build_tower, load_text_model
+from mergelab.sinks.measure import measure_sink
+from mergelab.sweeps.experiment import Point, Prepared
+from mergelab.sweeps.identity import stage_key
+
+Report = Callable[[Point, str, float], None]
+"""Told the point, what is being done, and how much of that is done (0..1)."""
+
+
+class Worker:
+    """Works on the points of one experiment in one process, on one device.
+
+    The tower's live model is built once and overwritten point by point. Parents are models of their own: base and
+    ancestor under their own configs, the vlm as transformers loads it, before the stream has written to it.
+    """
+
+    def __init__(self, prepared: Prepared, folder: Path, report: Report) -> None:
+        """Prepare to work into the run folder; nothing is loaded yet."""
+        self.prepared = prepared
+        self.folder = folder
+        self.report = report
+        self.inputs = Inputs(prepared.models.checkpoints, device=prepared.device, keep=True)
+        self._tower: LiveModel | None = None
+
+    def due(self, point: Point) -> list[str]:
+        """Return the stages of a point that are not done: ``merge``, ``weights``, ``sink``, and names of tasks."""
+        stages = []
+        keeps = self.prepared.recipe.keep_weights == "always" and point.operation is not None
+        if keeps and not self._weights_folder(point).is_dir():
+            stages.append("weights")
+        for stage in records.STAGES:
+            if stage == "merge" and point.operation is None:
+                continue
+            if records.read_stage_key(self.folder, point.point_id, stage) != self._key(point, stage):
+                stages.append(stage)
+        for task in self._tasks(point):
+            if records.read_task_key(self.folder, point.point_id, task.name) != self._key(point, task.name):
+                stages.append(task.name)
+        return stages
+
+    def work(self, point: Point) -> bool:
+        """Do what is due of a point; return False if all was done before.
+
+        Raises:
+            MergelabError: The point failed; what is finished of it stays.
+        """
+        due = self.due(point)
+        if not due:
+            return False
+        live = self._weights(point, record=("merge" in due))
+        if "weights" in due:
+            self._keep_weights(point)
+        weights = hash_live(live.tensors())
+        self._write_point(point, weights)
+        if "sink" in due:
+            self.report(point, "sink", 0.0)
+            self._measure(point, live)
+        for task in self._tasks(point):
+            if task.name in due:
+                if hash_live(live.tensors()) != weights:
+                    raise MergelabError(
+                        f"point {point.point_id}: its live weights changed before {task.name} was graded. "
+                        "This is a bug of mergelab; the stage was not written."
+                    )
+                self._grade(point, live, task)
+        return True
+
+    def _tasks(self, point: Point) -> list[LoadedTask]:
+        """Return the tasks a point can answer: base and ancestor have no eyes."""
+        blind = point.spec.role in ("base", "ancestor")
+        return [task for task in self.prepared.suite.tasks if not (blind and task.modality == "vision")]
+
+    def _key(self, point: Point, stage: str) -> str:
+        return stage_key(point.point_id, self._stage_content(point, stage))
+
+    def _stage_content(self, point: Point, stage: str) -> dict[str, Any]:
+        prepared = self.prepared
+        if stage == "merge":
+            return {"stage": "merge"}
+        common = {"stage": stage, "dtype": str(self._dtype(point)), "tokenizers": prepared.tokenizers.sha256}
+        if stage == "sink":
+            sink = prepared.recipe.sink
+            return {**common, "prompts": prepared.prompts.sha256, "last_layers": sink.last_layers, "sink": sink.dtype}
+        task = next(task for task in prepared.suite.tasks if task.name == stage)
+        return {**common, "task": task.stage, "backend": prepared.recipe.evals.backend}
+
+    def _dtype(self, point: Point) -> torch.dtype:
+        """Return the dtype of a point's weights: a parent's own, for all others the tower's."""
+        if point.spec.role not in ("base", "ancestor"):
+            return self.prepared.dtype
+        headers = self.prepared.models.checkpoints[point.spec.role].tensors.values()
+        return torch_dtype(max(headers, key=lambda header: header.num_entries).dtype)
+
+    def _weights(self, point: Point, record: bool) -> LiveModel:
+        prepared, role = self.prepared, point.spec.role
+        self.report(point, "weights", 0.0)
+        if role in ("base", "ancestor"):
+            folder = prepared.models.checkpoints[role].folder
+            return load_text_model(folder, prepared.device, self._dtype(point))
+        if role == "vlm":
+            self._tower = None  # a tower that was overwritten is no longer the vlm
+            return self._live_tower()
+        live = self._live_tower()
+        target = LiveTarget(live.tensors())
+        target.check(list(prepared.jobs))
+        started = time.perf_counter()
+        assert point.operation is not None
+        statistics = stream(
+            prepared.jobs,
+            point.operation,
+            self.inputs,
+            target,
+            lambda done, total: self.report(point, "weights", done / max(1, total)),
+        )
+        seconds = time.perf_counter() - started
+        weights = hash_live(live.tensors())
+        if record:
+            value = {
+                "key": self._key(point, "merge"),
+                **statistics.record(),
+                "tensors_copied": len(prepared.models.pairing.copied),
+                "tensors_explained": dict(prepared.models.pairing.explained),
+                "weights_hash": weights,
+                "seconds": seconds,
+                "peak_memory_bytes": peak_memory_bytes(prepared.device),
+            }
+            records.write_stage(self.folder, point.point_id, "merge", value)
+        else:
+            self._check_same_weights(point, weights)
+        return live
+
+    def _weights_folder(self, point: Point) -> Path:
+        return self.folder / "points" / point.point_id / "weights"
+
+    def _keep_weights(self, point: Point) -> None:
+        """Write the point as a vlm checkpoint beside its records; the folder appears whole or not at all."""
+        prepared = self.prepared
+        assert point.operation is not None
+        export = Export(prepared.jobs, point.operation, self.inputs, prepared.models.pairing)
+        manifest = {"format": 1, "point_id": point.point_id, "fingerprints": prepared.fingerprints}
+        self._weights_folder(point).parent.mkdir(parents=True, exist_ok=True)
+        export_vlm(export, self._weights_folder(point), manifest, prepared.recipe.output_dtype)
+
+    def _check_same_weights(self, point: Point, weights: str) -> None:
+        """Refuse to add stages to a point whose weights come out differently than when it was begun."""
+        path = self.folder / "points" / point.point_id / "merge.json"
+        known = str(json.loads(path.read_text(encoding="utf-8"))["weights_hash"])
+        if known != weights:
+            raise DamagedFileError(
+                f"{path}: this point was begun with weights {known[:12]} and now comes out as {weights[:12]}. "
+                "Its records and this machine's arithmetic differ; start a new --out."
+            )
+
+    def _live_tower(self) -> LiveModel:
+        if self._tower is None:
+            gc.collect()
+            prepared = self.prepared
+            vlm = prepared.models.checkpoints["vlm"].folder
+            if prepared.models.sees_pictures:
+                live = build_tower(prepared.tower_config, prepared.device, prepared.dtype, vlm)
+            else:  # a plain text checkpoint stands as vlm
+                live = load_text_model(vlm, prepared.device, prepared.dtype)
+            if not prepared.has_vision:
+                live = LiveModel(text=live.text)
+            self._tower = live
+        return self._tower
+
+    def _write_point(self, point: Point, weights: str) -> None:
+        spec = point.spec
+        records.write_point(
+            self.folder,
+            {
+                "point_id": point.point_id,
+                "role": spec.role,
+                "method": spec.method or "",
+                "parameters": dict(spec.parameters),
+                "seed": spec.seed,
+                "zero_point": spec.zero_point,
+                "conventions": spec.conventions,
+                "weights_hash": weights,
+            },
+        )
+
+    def _measure(self, point: Point, live: LiveModel) -> None:
+        prepared = self.prepared
+        sink = prepared.recipe.sink
+        text = live.text
+        if sink.dtype != "auto" and getattr(torch, sink.dtype) != text.dtype:
+            text = copy.deepcopy(text).to(getattr(torch, sink.dtype))
+        layers = None if sink.last_layers == "auto" else sink.last_layers
+        record = measure_sink(text, prepared.tokenizers.text, prepared.prompts, last_layers=layers)
+        records.write_stage(self.folder, point.point_id, "sink", {"key": self._key(point, "sink"), **record})
+
+    def _grade(self, point: Point, live: LiveModel, task: LoadedTask) -> None:
+        tokenizers = self.prepared.tokenizers
+        is_vision = task.modality == "vision"
+        model = live.vlm if is_vision else live.text
+        if model is None:
+            raise MergelabError(f"task {task.name}: the vlm is a plain text checkpoint and cannot see pictures.")
+        result = self.prepared.suite.evaluate(
+            task.name,
+            model,
+            tokenizers.vision if is_vision else tokenizers.text,
+            generation_config=tokenizers.vision_generation if is_vision else tokenizers.generation,
+            progress=lambda done, total: self.report(point, task.name, done / max(1, total)),
+        )
+        metrics = {"key": self._key(point, task.name), **result.metrics}
+        records.write_task(self.folder, point.point_id, task.name, metrics, result.samples)
+
+
+def peak_memory_bytes(device: str) -> int:
+    """Return the most memory this process has held: on a CUDA device there, else resident on the host."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
