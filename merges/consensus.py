@@ -1,0 +1,63 @@
+"""Electing a sign for every entry and averaging the task vectors that agree: the second half of TIES."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def agreeing_mean(kept: Sequence[Tensor], weights: Sequence[float], elect: str, zero_sum: str, divisor: str) -> Tensor:
+    """Return the mean, entry by entry, of those task vectors whose sign is the elected one.
+
+    With t_i the entries of vector i, 0 where trimming or dropping removed them:
+
+        sign = sgn(sum_i t_i)                                   (elect raw)
+               sgn(sum_i w_i t_i)                               (elect weighted)
+               sgn(sum_i sgn(t_i))                              (elect count)
+        a_i  = 1 where t_i is not 0 and sgn(t_i) = sign, else 0 (of w_i t_i with elect weighted)
+        mean = sum_i a_i w_i t_i / sum_i a_i w_i                (divisor weights)
+               sum_i a_i w_i t_i / sum_i a_i                    (divisor count)
+               sum_i a_i w_i t_i                                (divisor none)
+
+    A sum of exactly 0 has sign 0: nothing agrees and the mean is 0 (zero_sum nothing), or it counts as +
+        (zero_sum
+    plus). A divisor of 0 gives 0. With elect raw a vector of weight 0 still votes.
+
+    A sum of two float32 numbers is 0 only if they cancel, so two vectors elect the exact sign; the sum of more than
+    two is taken in float64.
+
+    Args:
+        kept: One float32 tensor a vector, equal shapes.
+        weights: One number a vector.
+        elect: raw, weighted or count.
+        zero_sum: nothing or plus.
+        divisor: weights, count or none.
+
+    Returns:
+        Float32, the same shape. Memory: 4 tensors besides the inputs, and one a vector with elect weighted.
+
+    Source: Yadav et al. 2023, TIES-Merging, arXiv 2306.01708, Algorithm 1, steps 2 and 3, which is elect raw,
+        zero_sum nothing and divisor count with weights 1.
+    Deviations: weights, which the paper does not have. mergekit is elect weighted, zero_sum plus, divisor
+        weights or none; peft is elect raw or count, zero_sum plus, divisor count.
+    """
+    ballots = list(kept)
+    if elect == "weighted":
+        ballots = [vector * weight for vector, weight in zip(kept, weights, strict=True)]
+    exact = torch.float32 if len(kept) <= 2 else torch.float64
+    sums = torch.zeros_like(kept[0], dtype=exact)
+    for ballot in ballots:
+        sums += ballot.sign() if elect == "count" else ballot
+    elects_plus, elects_minus = sums >= 0 if zero_sum == "plus" else sums > 0, sums < 0
+    del sums
+    total = torch.zeros_like(kept[0])
+    shares = torch.zeros_like(kept[0])
+    for vector, ballot, weight in zip(kept, ballots, weights, strict=True):
+        agrees = ((ballot > 0) & elects_plus) | ((ballot < 0) & elects_minus)
+        total += torch.where(agrees, vector, 0.0).mul_(weight)
+        shares += agrees.to(torch.float32).mul_(weight if divisor == "weights" else 1.0)
+    if divisor == "none":
+        return total
+    return total.div_(shares).masked_fill_(shares == 0, 0.0)

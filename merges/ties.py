@@ -1,0 +1,82 @@
+"""TIES: trim every task vector, elect a sign for every entry, average the vectors that agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from merges.block import Block
+from merges.consensus import agreeing_mean
+from merges.parameters import Ties
+from merges.trim import trim_mask
+from merges.vectors import add_delta, add_kept, check_inputs, check_whole, weight_list
+
+
+def ties(zero: Tensor | None, models: Sequence[Tensor], parameters: Ties, block: Block) -> Tensor:
+    """Return the zero point plus lambda times the mean of trimmed task vectors that agree in sign.
+
+        tau_i  = model_i - zero
+        m_i    = the density of largest magnitudes of tau_i      (``trim_mask``)
+        sign   = sgn(sum_i m_i tau_i)
+        a_i    = m_i and sgn(tau_i) = sign
+        merged = zero + lambda * sum_i a_i w_i tau_i / sum_i a_i w_i
+
+    Where the kept entries sum to exactly 0 the sign is 0, nothing agrees with it, and the zero point stays.
+    Other rules of election, of a zero sum and of the divisor: ``agreeing_mean``. With one vector the mean is
+    the vector itself, so merged = zero + lambda m tau, and kept entries are those of the model bit for bit
+    when lambda is 1; all entries are with density 1. Entries whose merged delta is 0 keep the bits of the
+    zero point.
+
+    Args:
+        zero: The zero point.
+        models: In the order of ``block.models``; any float dtype, equal shapes, any number of dimensions.
+        parameters: Density, weights by role, lambda and the conventions.
+        block: A whole tensor.
+
+    Returns:
+        Float32, the same shape, a new tensor. Memory: with T vectors about T + 6 tensors of that size,
+        besides float32 copies of inputs of other dtypes; with one vector 4.
+
+    Raises:
+        ValueError: As ``check_inputs``; a task vector leaves the range of float32; a model has no weight; the
+            block starts inside its tensor; a single vector has a weight other than 1, which would cancel.
+
+    Source: Yadav et al. 2023, TIES-Merging, arXiv 2306.01708, Algorithm 1.
+    Deviations: trims every tensor, as the implementations for language models do, where the paper trims the
+        whole vector; weights, which the paper does not have; counts and ties as in ``trim_mask``. mergekit
+        elects on weighted entries and lets a zero sum count as plus.
+    """
+    start, checked = check_inputs(zero, models, block)
+    check_whole(block, "ties")
+    weights = weight_list(parameters.weights, block)
+    at_least_one = parameters.kept_count == "at_least_one"
+    if len(checked) == 1:
+        factor = single_factor(parameters.lambda_, weights[0], parameters.divisor, "ties")
+        if factor == 1 and parameters.density == 1:
+            return checked[0].clone()
+        kept = trim_mask(checked[0] - start, parameters.density, at_least_one)
+        return add_kept(start, checked[0], kept, factor)
+    if parameters.lambda_ == 0:
+        return start.clone()
+    trimmed = []
+    for model in checked:
+        delta = model - start
+        trimmed.append(torch.where(trim_mask(delta, parameters.density, at_least_one), delta, 0.0))
+    mean = agreeing_mean(trimmed, weights, parameters.elect, parameters.zero_sum, parameters.divisor)
+    return add_delta(start, mean.mul_(parameters.lambda_))
+
+
+def single_factor(lambda_: float, weight: float, divisor: str, method: str) -> float:
+    """Return what the one task vector is multiplied by.
+
+    Raises:
+        ValueError: The mean is divided by the weights and the weight is not 1, so that it would have no
+            effect.
+    """
+    if divisor != "weights":
+        return lambda_ * weight
+    if weight != 1:
+        raise ValueError(f"the weight of a single vector cancels in {method}, found {weight}; use lambda")
+    return lambda_
