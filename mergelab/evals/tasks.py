@@ -37,6 +37,7 @@ class TaskEntry:
         unparsable: When no answer could be read out of the text: no filter of the two graders found one
             ("filter"), the text is empty, where graders read all of it ("empty"), or never, where no text is
             written ("never").
+        listed: Field of a local line that lists several documents, for data that holds a picture with its questions.
         punkt: The graders need NLTK's punkt_tab tables.
         shuffled: The task draws the order of its options; we fix that order by the question.
     """
@@ -52,6 +53,7 @@ class TaskEntry:
     subject: str | None = None
     cluster: str | None = None
     unparsable: Literal["filter", "empty", "never"] = "filter"
+    listed: str | None = None
     punkt: bool = False
     shuffled: bool = False
 
@@ -83,6 +85,7 @@ TASKS: dict[str, TaskEntry] = {
             cluster="cluster",
             unparsable="empty",
             fields={"kind": str, "question": str, "answers": list, "sentences": list, "pixels": str},
+            listed="questions",
         ),
         TaskEntry(
             "ifeval",

@@ -71,9 +71,7 @@ def load_text_model(folder: Path, device: str, dtype: torch.dtype) -> LiveModel:
     return LiveModel(text=_load(AutoModelForCausalLM, folder, device, dtype))
 
 
-def build_tower(
-    config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_folder: Path | None = None
-) -> LiveModel:
+def build_tower(config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_folder: Path | None = None) -> LiveModel:
     """Build the live model of a tower.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def task_sizes(request: EvalRequest) -> list[TaskSize]:
         path = request.data.get(name)
         if path is None and entry.home == "bench":
             path = task_path(entry).with_suffix(".jsonl")
-        count = _count_lines(path) if path is not None and path.is_file() else None
+        count = _count_documents(path, entry.listed) if path is not None and path.is_file() else None
         if request.limit is not None:
             count = request.limit if count is None else min(count, request.limit)
         budget = request.max_gen_toks.get(name, protocol.max_gen_toks.get(name, 0))
@@ -93,9 +94,9 @@ def estimated_seconds(models: Models, points: Sequence[PointSpec], tasks: Sequen
     return START_SECONDS + len(points) * (POINT_SECONDS + tokens * models.num_parameters("vlm") * cost)
 
 
-def _count_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
+def _count_documents(path: Path, listed: str | None) -> int:
+    lines = [line for line in path.read_bytes().splitlines() if line.strip()]
+    return len(lines) if listed is None else sum(len(json.loads(line)[listed]) for line in lines)
 
 
 def _points(points: Sequence[PointSpec]) -> str:

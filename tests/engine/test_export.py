@@ -27,9 +27,7 @@ WHAT = operation("ties", {"density": 0.4, "lambda": 0.5}, "ancestor")
 def make_export(root: Path, output_dtype: str = "auto", native: bool = False, tied: bool = False) -> Export:
     ancestor = tiny_llama(root / "ancestor", seed=0, tie_word_embeddings=tied)
     base = tiny_llama(root / "base", seed=1, start=ancestor, tie_word_embeddings=tied)
-    vlm = tiny_llava(
-        root / "vlm", seed=2, start=base, native=native, tie_word_embeddings=tied, max_shard_size="20KB"
-    )
+    vlm = tiny_llava(root / "vlm", seed=2, start=base, native=native, tie_word_embeddings=tied, max_shard_size="20KB")
     (vlm / "chat_template.jinja").write_text("vlm template")
     (base / "chat_template.jinja").write_text("base template")
     checkpoints = {role: open_checkpoint(root / role) for role in ("ancestor", "base", "vlm")}

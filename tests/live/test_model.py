@@ -51,9 +51,7 @@ def qwen_vl(folder: Path, kind: str, tied: bool) -> Path:
 
 
 def build(folder: Path, kind: str, tied: bool) -> Path:
-    return (
-        tiny_llava(folder, tie_word_embeddings=tied) if kind == "llava" else qwen_vl(folder, kind, tied)
-    )
+    return tiny_llava(folder, tie_word_embeddings=tied) if kind == "llava" else qwen_vl(folder, kind, tied)
 
 
 def text_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
