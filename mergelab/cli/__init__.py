@@ -6,6 +6,7 @@ never loads torch. stdout carries data, stderr prose and progress.
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Any
 
@@ -21,9 +22,15 @@ from mergelab.cli.plan import plan
 from mergelab.cli.report import report
 from mergelab.cli.run import run
 from mergelab.cli.sink import sink
-from mergelab.errors import MergelabError
+from mergelab.errors import MachineError, MergelabError
 
 INTERRUPTED = 130
+
+DISK_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+    *(errno.ENOTDIR, errno.EEXIST, errno.EISDIR),
+)
+"""What an output path meets: a full, read-only or broken disk, no permission, a file where a folder should be."""
 
 
 class _Translating(click.Group):
@@ -38,8 +45,20 @@ class _Translating(click.Group):
         except KeyboardInterrupt:
             click.echo("Interrupted. What is finished is safe; the same command continues.", err=True)
             sys.exit(INTERRUPTED)
+        except (MemoryError, RuntimeError) as error:
+            # By name, for torch is not imported here: its error is the one that allocators raise.
+            if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
+                raise
+            click.echo(f"Error: out of memory: {error}. Use a larger device, or --device cpu.", err=True)
+            sys.exit(MachineError.exit_code)
         except BrokenPipeError:  # the reader of our output (head, less) has left
             sys.exit(0)
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            where = f"{error.filename}: " if error.filename is not None else ""
+            click.echo(f"Error: {where}cannot be written: {error.strerror}. Free or choose another place.", err=True)
+            sys.exit(MachineError.exit_code)
 
 
 @click.group(cls=_Translating, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

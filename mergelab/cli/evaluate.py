@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mergelab.cli.options import device_option, json_option
-from mergelab.cli.printing import print_json, print_table
+from mergelab.cli.printing import print_json, print_table, say
 
 
 @click.command("eval")
@@ -18,7 +18,12 @@ from mergelab.cli.printing import print_json, print_table
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N documents a task, drawn by seed.")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Default that of the protocol.")
 @click.option("--max-gen-toks", multiple=True, metavar="TASK=N", help="New tokens an answer may take. Repeatable.")
-@click.option("--samples", type=click.Path(path_type=Path), metavar="DIR", help="Write every answer to DIR/TASK.jsonl.")
+@click.option(
+    "--samples",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write every answer to DIR/TASK.jsonl.",
+)
 @device_option
 @json_option
 def evaluate(
@@ -58,7 +63,7 @@ def evaluate(
     with silenced():
         from mergelab.sweeps.single import evaluate_model
 
-        results = evaluate_model(model, request, device)
+        results = evaluate_model(model, request, device, say)
     if samples is not None:
         import json
 

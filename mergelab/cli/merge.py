@@ -36,7 +36,7 @@ def merge(out: Path, layout: str, point: str | None, device: str, as_json: bool,
     from mergelab.sweeps.models import open_models
 
     experiment = load_experiment(**recipe)
-    models = open_models(experiment.pair)
+    models = open_models(experiment.pair, say)
     with silenced():
         from mergelab.sweeps.single import write_merge
 

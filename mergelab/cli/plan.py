@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from mergelab.cli.options import device_option, json_option, load_experiment, recipe_options
-from mergelab.cli.printing import print_json, print_table
+from mergelab.cli.printing import print_json, print_table, say
 
 
 @click.command()
@@ -28,7 +28,7 @@ def plan(device: str, as_json: bool, **recipe: Any) -> None:
     from mergelab.sweeps.request import eval_request
 
     experiment = load_experiment(**recipe)
-    models = open_models(experiment.pair)
+    models = open_models(experiment.pair, say)
     specs = expand(experiment.recipe, experiment.pair)
     sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))
     lines = announcement(experiment.recipe.name, models, specs, sizes, likely_device(device))

@@ -62,3 +62,12 @@ class Progress:
         elif worked:
             say(f"[{number}/{len(self.numbers)}] {point.label}: {now - self.point_started:.1f} s")
         self.point_started = now
+
+    def failed(self, point: Point, why: str) -> None:
+        """Say at once that a point failed: the others may take hours."""
+        line = f"[{self.numbers[point.point_id]}/{len(self.numbers)}] {point.label} failed: {why.splitlines()[0]}"
+        if self.bar is not None:
+            self.bar.console.print(line, markup=False, highlight=False)
+        else:
+            say(line)
+        self.point_started = time.monotonic()

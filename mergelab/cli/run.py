@@ -38,7 +38,7 @@ def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
     experiment = load_experiment(**recipe)
     folder = out or Path("runs") / f"{experiment.recipe.name}-{experiment.pair.name}"
     refuse_foreign_folder(folder)
-    models = open_models(experiment.pair)
+    models = open_models(experiment.pair, say)
     specs = expand(experiment.recipe, experiment.pair)
     sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))
     for line in announcement(experiment.recipe.name, models, specs, sizes, likely_device(device)):
@@ -54,7 +54,7 @@ def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
 
         prepared = prepare(experiment.recipe, experiment.pair, models, device, say)
         with Progress(prepared.points) as progress:
-            outcome = run_experiment(prepared, folder, progress.report, progress.finished)
+            outcome = run_experiment(prepared, folder, progress.report, progress.finished, progress.failed)
     if outcome.num_worked == 0 and not outcome.failures:
         say("All points were finished before; the table is made from their records.")
     print_run(folder, None, as_json)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mergelab.cli.options import device_option, json_option
-from mergelab.cli.printing import print_json, print_table
+from mergelab.cli.printing import print_json, print_table, say
 
 
 @click.command()
@@ -37,7 +37,7 @@ def sink(
     with silenced():
         from mergelab.sweeps.single import measure_models
 
-        records = measure_models(models, dtype, last_layers, prompts, device)
+        records = measure_models(models, dtype, last_layers, prompts, device, say)
     records.sort(key=lambda record: -float(record["sink_strength"]))
     if as_json:
         print_json(records)
@@ -64,4 +64,4 @@ def sink(
         )
     print_table(table)
     if len({sum(record["token_counts"]) for record in records}) > 1:
-        click.echo("The models were given different numbers of tokens; longer prompts lower S, so compare with care.")
+        say("The models were given different numbers of tokens; longer prompts lower S, so compare with care.")

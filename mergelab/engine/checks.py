@@ -38,6 +38,37 @@ def check_equal_tensors(pairing: Pairing, checkpoints: Mapping[str, Checkpoint])
         )
 
 
+def check_same_rows(pairing: Pairing) -> None:
+    """Refuse a tower that base's tokenizer does not address: shared tokens must have the same row in all models.
+
+    Merging rows by token needs no such thing. Scoring text, or writing a text checkpoint, with base's tokenizer
+    does: it would name one token and read the weights of another.
+
+    Raises:
+        PairingError: A shared token has another row in the vlm or ancestor than in base.
+    """
+    problems = []
+    for paired in pairing.tensors:
+        for role in paired.rows.rows if paired.rows is not None else ():
+            assert paired.rows is not None
+            both = zip(paired.rows.rows["base"], paired.rows.rows[role], strict=True)
+            moved = [(mine, theirs) for mine, theirs in both if mine != theirs]
+            if moved:
+                mine, theirs = moved[0]
+                problems.append(
+                    f"{paired.name}: {len(moved)} shared tokens lie in other rows of {role} than of base, the "
+                    f"first in row {theirs} instead of {mine}"
+                )
+    if problems:
+        raise PairingError(
+            problem_list(
+                "Text is read with base's tokenizer, whose tokens have other rows in these models:",
+                problems,
+                "`mergelab merge --as vlm` keeps the vlm's tokenizer and is possible.",
+            )
+        )
+
+
 UNRELATED_COSINE = 0.2
 """Below this median cosine two models share no training: independent weights give 0, fine-tuning leaves over 0.9."""
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mergelab.checkpoints.headers import Checkpoint
-from mergelab.checkpoints.reader import read_entries
+from mergelab.checkpoints.reader import read_entries, torch_dtype
 from mergelab.checkpoints.writer import CheckpointWriter, TensorPlan
 from mergelab.engine.inputs import Inputs
-from mergelab.engine.plan import BLOCK_ENTRIES, OUTPUT_DTYPES, Operation, TensorJob
+from mergelab.engine.plan import BLOCK_ENTRIES, Operation, TensorJob
 from mergelab.engine.statistics import MergeStatistics
 from mergelab.engine.stream import Progress, stream
 from mergelab.engine.targets import ShardTarget
@@ -127,7 +127,7 @@ def export_text(
             if (base / name).is_file():
                 writer.copy_file(base / name)
         largest = max(export.jobs, key=lambda job: job.num_entries)
-        dtype = next(name for name, code in OUTPUT_DTYPES.items() if code == largest.dtype)
+        dtype = str(torch_dtype(largest.dtype)).removeprefix("torch.")
         writer.add_file("config.json", _json({**_with_dtype(dict(config), dtype), "dtype": dtype}))
         writer.add_file(MANIFEST, _json({**manifest, "as": "text", "statistics": statistics.record()}))
     return statistics

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 
@@ -17,17 +18,22 @@ KEEP_SHARE_OF_FREE_MEMORY = 0.5
 """A sweep keeps its inputs in memory when they take at most this share of what is free; else it re-reads."""
 
 
-def free_memory_bytes() -> int:
-    """Return the memory this process could still take without swapping, by the kernel's own estimate."""
+def free_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the memory this process could still take without swapping, by the kernel's own estimate.
+
+    The file cache counts as free: it holds the very checkpoints that were just fingerprinted. 0 on a platform
+    without the figure.
+    """
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # a platform without the figure: keep nothing rather than guess
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+    except OSError:  # keep nothing rather than guess
         return 0
+    return int(found[1]) * 1024 if found else 0
 
 
 @dataclass
 class Inputs:
-    """Reads entries of the input tensors, in float32 on ``device``.
+    """Reads entries of the input tensors, in float32 on ``device`` (on the CPU for ``mps``).
 
     With ``keep`` a tensor is read from disk once in its stored dtype and served from memory afterwards, as long as
     all inputs together fit (``KEEP_SHARE_OF_FREE_MEMORY``).
@@ -39,6 +45,8 @@ class Inputs:
     _kept: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.device.startswith("mps"):  # it has no float64, which norms and matrix methods compute in
+            self.device = "cpu"
         if self.keep:
             headers = (header for checkpoint in self.checkpoints.values() for header in checkpoint.tensors.values())
             total = sum(header.end - header.start for header in headers)

@@ -16,6 +16,9 @@ from merges.dare import dare_mask
 from merges.parameters import DareLinear, DareTies, Ties
 from merges.trim import trim_counts
 
+DOT_ENTRIES = 1 << 18
+"""Entries summed in float32 at a time: one float32 sum over an embedding is wrong in the third digit."""
+
 
 @dataclass
 class MergeStatistics:
@@ -60,9 +63,9 @@ class MergeStatistics:
             self._count_kept(job, models, start)
         if zero is not None and len(self.operation.vectors) == 2:
             first, second = ((models[role] - models[zero]).view(-1) for role in self.operation.vectors)
-            self._dot += float(torch.dot(first, second))
+            self._dot += _dot(first, second)
             for role, vector in zip(self.operation.vectors, (first, second), strict=True):
-                self._squares[role] = self._squares.get(role, 0.0) + float(torch.dot(vector, vector))
+                self._squares[role] = self._squares.get(role, 0.0) + _dot(vector, vector)
 
     def _count_kept(self, job: TensorJob, models: Mapping[str, torch.Tensor], start: int) -> None:
         """Count the entries of the task vectors that a trimming or dropping method asks for and keeps."""
@@ -92,8 +95,12 @@ class MergeStatistics:
         return self._dot / (norms[0] * norms[1]) if all(norms) else None
 
     def record(self) -> dict[str, Any]:
-        """Return the counters as JSON-able values; shares are of the merged entries, in 0..1."""
+        """Return the counters as JSON-able values; shares are of the merged entries, in 0..1.
+
+        ``changed_share_by_kind`` and ``rounded_back_share`` are told against the zero point, and None without one.
+        """
         total = max(1, self.merged_entries)
+        has_zero = self.operation.zero is not None
         return {
             "method": self.operation.method,
             "zero": self.operation.zero,
@@ -104,9 +111,18 @@ class MergeStatistics:
             "changed_share": {role: count / total for role, count in self.changed.items()},
             "changed_share_by_kind": {
                 kind: self.changed_by_kind[kind] / count for kind, count in sorted(self.entries.items())
-            },
-            "rounded_back_share": self.rounded_back / total,
+            }
+            if has_zero
+            else None,
+            "rounded_back_share": self.rounded_back / total if has_zero else None,
             "asked_share": self.asked_entries / self.vector_entries if self.vector_entries else None,
             "kept_share": self.kept_entries / self.vector_entries if self.vector_entries else None,
             "task_vector_cosine": self.cosine(),
         }
+
+
+def _dot(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Return the inner product of two flat float32 tensors, added up in float64 over slices."""
+    parts = zip(first.split(DOT_ENTRIES), second.split(DOT_ENTRIES), strict=True)
+    sums = [torch.dot(one, two) for one, two in parts]
+    return float(torch.stack(sums).cpu().double().sum()) if sums else 0.0

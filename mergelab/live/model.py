@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from mergelab.errors import DamagedFileError, PairingError
+from mergelab.errors import DamagedFileError, PairingError, problem_list
 
 ATTENTION = "sdpa"
 
@@ -103,6 +103,38 @@ def build_tower(config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_f
             "This architecture cannot be measured live yet."
         )
     return LiveModel(text=text.eval(), vlm=vlm)
+
+
+def check_tower(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse a config that does not describe the tensors of its tower, before anything is loaded or written.
+
+    Args:
+        config: The tower's causal-LM config.
+        shapes: Canonical name -> shape of every tower tensor that a merge writes.
+
+    Raises:
+        PairingError: With the tensors that the model class lacks, has besides, or has in another shape.
+    """
+    with torch.device("meta"):
+        text = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
+    if config.tie_word_embeddings:
+        text.tie_weights()
+    expected = {name: tuple(parameter.shape) for name, parameter in text.named_parameters()}
+    problems = [
+        f"{name}: the file has {tuple(shapes[name]) if name in shapes else 'none'}, "
+        f"{type(text).__name__} {expected.get(name, 'none')}"
+        for name in dict.fromkeys((*shapes, *expected))
+        if name not in shapes or name not in expected or tuple(shapes[name]) != expected[name]
+    ]
+    if problems:
+        more = [f"... ({len(problems) - 8} more)"] if len(problems) > 8 else []
+        raise PairingError(
+            problem_list(
+                "vlm: its config.json does not describe its language weights:",
+                [*problems[:8], *more],
+                "Fetch config.json and the weights from the same place again.",
+            )
+        )
 
 
 def _load(auto_class: Any, folder: Path, device: str, dtype: torch.dtype) -> PreTrainedModel:

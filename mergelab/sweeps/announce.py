@@ -34,7 +34,7 @@ class TaskSize:
     name: str
     modality: str
     num_documents: int | None
-    """None when only loading the data set can tell."""
+    """None when only loading the data set can tell (or refuse it)."""
     max_new_tokens: int
     """0 for tasks that only score given answers."""
 
@@ -94,9 +94,15 @@ def estimated_seconds(models: Models, points: Sequence[PointSpec], tasks: Sequen
     return START_SECONDS + len(points) * (POINT_SECONDS + tokens * models.num_parameters("vlm") * cost)
 
 
-def _count_documents(path: Path, listed: str | None) -> int:
+def _count_documents(path: Path, listed: str | None) -> int | None:
+    """Return how many documents a JSONL file holds; None for one that loading will refuse."""
     lines = [line for line in path.read_bytes().splitlines() if line.strip()]
-    return len(lines) if listed is None else sum(len(json.loads(line)[listed]) for line in lines)
+    if listed is None:
+        return len(lines)
+    try:
+        return sum(len(json.loads(line)[listed]) for line in lines)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _points(points: Sequence[PointSpec]) -> str:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,14 +20,15 @@ from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.config import Pair, Recipe, resolved, zero_point_of
 from mergelab.device import choose_device, threads_for
-from mergelab.engine.checks import check_equal_tensors, check_related
+from mergelab.engine.checks import check_equal_tensors, check_related, check_same_rows
 from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
-from mergelab.errors import DamagedFileError, PairingError
+from mergelab.errors import DamagedFileError, PairingError, RecipeError
 from mergelab.evals.suite import EvalSuite, load_suite
 from mergelab.live.configs import tower_config
+from mergelab.live.model import check_tower
 from mergelab.sinks.prompts import Prompts, load_prompts
 from mergelab.sweeps.grid import PointSpec, expand
-from mergelab.sweeps.identity import point_id
+from mergelab.sweeps.identity import hash_json, point_id
 from mergelab.sweeps.models import Models
 from mergelab.sweeps.request import eval_request
 
@@ -105,6 +107,7 @@ def prepare(
         MergelabError: Anything a run would stumble over later.
     """
     device = choose_device(device)
+    check_same_rows(models.pairing)
     check_equal_tensors(models.pairing, models.checkpoints)
     check_related(models.pairing, models.checkpoints)
     num_threads = threads_for(models.num_parameters("vlm"))
@@ -117,6 +120,12 @@ def prepare(
     suite.check_tokenizer(tokenizers.text)
     has_head = any(job.tensor.name == "lm_head.weight" for job in jobs)
     config = tower_config(models.checkpoints["vlm"].folder, has_head)
+    check_tower(config, {job.tensor.name: job.tensor.shape for job in jobs})
+    if recipe.sink.last_layers != "auto" and recipe.sink.last_layers > config.num_hidden_layers:
+        raise RecipeError(
+            f"sink.last_layers: expected 1 to {config.num_hidden_layers}, the layers of the tower, "
+            f"found {recipe.sink.last_layers}. Choose fewer, or auto."
+        )
     total = sum(models.num_bytes(role) for role in models.checkpoints)
     if total > 2 * 10**9:
         say(f"Fingerprinting {total / 1e9:.0f} GB of weights (remembered for the next run)")
@@ -166,11 +175,26 @@ def live_dtype(jobs: tuple[TensorJob, ...]) -> torch.dtype:
     return torch_dtype(dtypes[0])
 
 
+def load_generation_config(folder: Path) -> GenerationConfig | None:
+    """Return the generation settings of a model folder; None if it has none.
+
+    Raises:
+        DamagedFileError: The file is there but cannot be loaded.
+    """
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return None
+    try:
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # not JSON, not an object, or settings that transformers refuses
+        raise DamagedFileError(f"{path}: cannot be loaded ({error}). Fetch the file again.") from error
+
+
 def load_tokenizers(models: Models) -> Tokenizers:
     """Load the tokenizers and generation settings of base and vlm.
 
     Raises:
-        DamagedFileError: A tokenizer is missing or cannot be loaded.
+        DamagedFileError: A tokenizer is missing, or it or the generation settings cannot be loaded.
     """
 
     def tokenizer(role: str) -> Any:
@@ -184,9 +208,7 @@ def load_tokenizers(models: Models) -> Tokenizers:
 
     def generation(role: str) -> GenerationConfig:
         folder = models.checkpoints[role].folder
-        if (folder / "generation_config.json").is_file():
-            return GenerationConfig.from_pretrained(folder, local_files_only=True)
-        return GenerationConfig()
+        return load_generation_config(folder) or GenerationConfig()
 
     text, vision = tokenizer("base"), tokenizer("vlm")
     generations = generation("base"), generation("vlm")
@@ -202,7 +224,14 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
     """Return the body of ``experiment.json``."""
     recipe, suite = prepared.recipe, prepared.suite
     tasks = [
-        {"task": task.name, "modality": task.modality, "protocol": task.protocol, "n": task.n} for task in suite.tasks
+        {
+            "task": task.name,
+            "modality": task.modality,
+            "protocol": task.protocol,
+            "n": task.n,
+            "asked": hash_json([task.stage, prepared.tokenizers.sha256]),
+        }
+        for task in suite.tasks
     ]
     claims = recipe.claims.model_dump(mode="json")
     primary = [task["task"] for task in tasks] if recipe.claims.primary == "auto" else list(recipe.claims.primary)

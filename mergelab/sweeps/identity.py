@@ -118,7 +118,7 @@ def point_id(
     }
     if not spec.is_parent:
         content |= {"output_dtype": output_dtype, "arithmetic": arithmetic_version}
-    return _digest(content)[:POINT_ID_DIGITS]
+    return hash_json(content)[:POINT_ID_DIGITS]
 
 
 def stage_key(weights: str, stage: Mapping[str, Any]) -> str:
@@ -128,7 +128,7 @@ def stage_key(weights: str, stage: Mapping[str, Any]) -> str:
         weights: Point id or hash of the weights that are measured.
         stage: Everything else that determines the outcome, as JSON can say it.
     """
-    return _digest({"weights": weights, "stage": stage})
+    return hash_json({"weights": weights, "stage": stage})
 
 
 def experiment_conflicts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -167,5 +167,6 @@ def _at(experiment: Mapping[str, Any], place: str) -> Any:
     return value
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def hash_json(content: Any) -> str:
+    """Return the hex SHA-256 of the canonical JSON of ``content``."""
     return hashlib.sha256(canonical_json(content).encode("utf-8")).hexdigest()

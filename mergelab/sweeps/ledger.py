@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mergelab import records
-from mergelab.errors import MachineError, OutputFolderError, problem_list
+from mergelab.errors import DamagedFileError, MachineError, OutputFolderError, problem_list
 from mergelab.sweeps.identity import experiment_conflicts
 
 LOCK = ".lock"
@@ -55,13 +55,19 @@ def claim(folder: Path, experiment: Mapping[str, Any]) -> None:
 
     Raises:
         OutputFolderError: The folder belongs to an experiment with other weights or other claims.
+        DamagedFileError: Its experiment.json is not whole.
     """
     path = folder / records.EXPERIMENT
     points = list(experiment["points"])
     tasks = list(experiment["tasks"])
     if path.is_file():
         old = records.read_run(folder).experiment
-        conflicts = experiment_conflicts(old, dict(experiment))
+        try:
+            conflicts = experiment_conflicts(old, dict(experiment))
+        except (KeyError, TypeError) as error:
+            raise DamagedFileError(
+                f"{path}: lacks what a run writes there ({error}). Restore the file, or give another --out."
+            ) from error
         if conflicts:
             raise OutputFolderError(
                 problem_list(
@@ -70,7 +76,7 @@ def claim(folder: Path, experiment: Mapping[str, Any]) -> None:
                     "Give another --out. To read the finished run at another margin: mergelab report --margin.",
                 )
             )
-        if _how_asked(old) == _how_asked(experiment):
+        if _asked_alike(old, experiment):
             points += [point for point in old["points"] if point not in points]
             names = {task["task"] for task in tasks}
             tasks += [task for task in old["tasks"] if task["task"] not in names]
@@ -80,8 +86,15 @@ def claim(folder: Path, experiment: Mapping[str, Any]) -> None:
     records.write_experiment(folder, merged)
 
 
-def _how_asked(experiment: Mapping[str, Any]) -> list[Any]:
-    """Return what has to agree for answers to pair, apart from which tasks were asked."""
+def _asked_alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Return whether answers and sinks of both pair: equal settings, and tasks of both asked in the same way."""
+    before = {task["task"]: task.get("asked") for task in old["tasks"]}
+    same_tasks = all(before.get(task["task"], task["asked"]) == task["asked"] for task in new["tasks"])
+    return same_tasks and _settings(old) == _settings(new)
+
+
+def _settings(experiment: Mapping[str, Any]) -> list[Any]:
+    """Return what has to agree apart from the tasks; which documents and budgets they have is in ``asked``."""
     recipe = experiment["recipe"]
     evals = {key: value for key, value in recipe["evals"].items() if key not in ("tasks", "data", "max_gen_toks")}
     return [evals, experiment["pair"]["protocol"], recipe["sink"]]

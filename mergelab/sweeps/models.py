@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
@@ -36,11 +36,12 @@ class Models:
         return sum(header.end - header.start for header in self.checkpoints[role].tensors.values())
 
 
-def open_models(pair: Pair) -> Models:
+def open_models(pair: Pair, say: Callable[[str], None] = lambda line: None) -> Models:
     """Open every model of a pair and pair their tensors.
 
     Args:
         pair: The pair; a model is a folder or a hub id.
+        say: Told what will be downloaded, with its size, before it is.
 
     Raises:
         MergelabError: A model is missing, damaged, or does not fit the others. Problems of several models of one
@@ -50,7 +51,7 @@ def open_models(pair: Pair) -> Models:
     problems: list[MergelabError] = []
     for role, source in pair.sources.items():
         try:
-            checkpoints[role] = open_checkpoint(resolve_source(source.location, source.revision))
+            checkpoints[role] = open_checkpoint(resolve_source(source.location, source.revision, announce=say))
         except MergelabError as error:
             problems.append(error)
     if len(problems) == 1:

@@ -31,10 +31,12 @@ def run(
     folder: Path,
     report: Report = lambda point, stage, share: None,
     finished: Callable[[Point, bool], None] = lambda point, worked: None,
+    failed: Callable[[Point, str], None] = lambda point, why: None,
 ) -> Outcome:
     """Do every point that is not done. The same call continues after any interruption.
 
-    A point that fails is noted and the others go on; parents come first, so a failing parent is seen early.
+    A point that fails is told to ``failed`` at once, and the others go on; parents come first, so a failing parent
+    is seen early.
 
     Raises:
         OutputFolderError: The folder holds something else, another experiment, or is in use.
@@ -48,6 +50,7 @@ def run(
                 worked = worker.work(point)
             except (MergelabError, torch.OutOfMemoryError) as error:
                 outcome.failures[f"{point.label} ({point.point_id})"] = str(error)
+                failed(point, str(error))
                 continue
             outcome.num_worked += worked
             finished(point, worked)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, PretrainedConfig
 
 from mergelab import __version__
 from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
@@ -19,18 +19,18 @@ from mergelab.checkpoints.output_folder import check_output_folder
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.config import Pair, Recipe, resolved
 from mergelab.device import choose_device, threads_for
-from mergelab.engine.checks import check_equal_tensors, check_related
+from mergelab.engine.checks import check_equal_tensors, check_related, check_same_rows
 from mergelab.engine.export import Export, export_text, export_vlm
 from mergelab.engine.inputs import Inputs
-from mergelab.engine.plan import plan_jobs
-from mergelab.errors import DamagedFileError, RecipeError
+from mergelab.engine.plan import OUTPUT_DTYPES, TensorJob, plan_jobs
+from mergelab.errors import DamagedFileError, PairingError, RecipeError
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import TaskResult, load_suite
 from mergelab.live.configs import tower_config
-from mergelab.live.model import LiveModel, build_tower, load_text_model
+from mergelab.live.model import LiveModel, build_tower, check_tower, load_text_model
 from mergelab.sinks.measure import measure_sink
 from mergelab.sinks.prompts import load_prompts
-from mergelab.sweeps.experiment import Point, named
+from mergelab.sweeps.experiment import Point, load_generation_config, named
 from mergelab.sweeps.grid import expand, selected_points
 from mergelab.sweeps.models import Models
 from mergelab.towers.layouts import Tower, locate_tower
@@ -56,16 +56,19 @@ def write_merge(
     Raises:
         RecipeError: ``parameters`` name no or several points, or no point has this id.
         OutputFolderError: ``out`` holds something.
+        PairingError: The models do not fit each other; as text, the vlm's config does not describe its tower, or
+            base's tokenizer does not address it.
     """
     started = time.perf_counter()
     check_output_folder(out)
     device = choose_device(device)
     check_equal_tensors(models.pairing, models.checkpoints)
     check_related(models.pairing, models.checkpoints)
+    jobs = plan_jobs(models.pairing, models.checkpoints, recipe.output_dtype)
+    config = _text_config(models, jobs) if layout == "text" else None
     fingerprints = {role: fingerprint_checkpoint(checkpoint) for role, checkpoint in models.checkpoints.items()}
     point = _choose(recipe, pair, fingerprints, point_id)
     assert point.operation is not None
-    jobs = plan_jobs(models.pairing, models.checkpoints, recipe.output_dtype)
     manifest = {
         "format": 1,
         "mergelab": __version__,
@@ -80,14 +83,21 @@ def write_merge(
         "pair": pair.model_dump(mode="json"),
     }
     export = Export(jobs, point.operation, Inputs(models.checkpoints, device=device), models.pairing)
-    if layout == "vlm":
+    if config is None:
         statistics = export_vlm(export, out, manifest, recipe.output_dtype)
     else:
-        has_head = any(job.tensor.name == "lm_head.weight" for job in jobs)
-        config = tower_config(models.checkpoints["vlm"].folder, has_head)
         statistics = export_text(export, out, manifest, config.to_dict())
     seconds = time.perf_counter() - started
     return {**manifest, "label": point.label, "statistics": statistics.record(), "seconds": seconds}
+
+
+def _text_config(models: Models, jobs: Sequence[TensorJob]) -> PretrainedConfig:
+    """Return the config of the tower alone, checked against what will be written."""
+    check_same_rows(models.pairing)
+    has_head = any(job.tensor.name == "lm_head.weight" for job in jobs)
+    config = tower_config(models.checkpoints["vlm"].folder, has_head)
+    check_tower(config, {job.tensor.name: job.tensor.shape for job in jobs})
+    return config
 
 
 def _choose(recipe: Recipe, pair: Pair, fingerprints: dict[str, str], point_id: str | None) -> Point:
@@ -107,12 +117,17 @@ def _choose(recipe: Recipe, pair: Pair, fingerprints: dict[str, str], point_id: 
 
 
 def measure_models(
-    sources: Sequence[str], dtype: str, last_layers: int | None, prompts: str, device: str
+    sources: Sequence[str],
+    dtype: str,
+    last_layers: int | None,
+    prompts: str,
+    device: str,
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Return the sink record of each model (of a vlm: of its tower), with its source as ``model``."""
     device = choose_device(device)
     loaded_prompts = load_prompts(prompts)
-    opened = [(source, *_open(source)) for source in sources]
+    opened = [(source, *_open(source, say)) for source in sources]
     records = []
     for source, checkpoint, tower in opened:
         live = _load(checkpoint, tower, device, getattr(torch, dtype))
@@ -123,26 +138,32 @@ def measure_models(
     return records
 
 
-def evaluate_model(source: str, request: EvalRequest, device: str) -> list[TaskResult]:
+def evaluate_model(
+    source: str, request: EvalRequest, device: str, say: Callable[[str], None] = lambda line: None
+) -> list[TaskResult]:
     """Grade one model on the tasks of a request; picture tasks need a vlm.
 
     Raises:
         RecipeError: A picture task for a text model, or anything wrong with the request.
+        PairingError: The weights are quantised.
     """
     device = choose_device(device)
-    suite = load_suite(request)
-    checkpoint, tower = _open(source)
+    checkpoint, tower = _open(source, say)
+    suite = load_suite(request, say)
     sees = _sees_pictures(tower)
     blind = [task.name for task in suite.tasks if task.modality == "vision" and not sees]
     if blind:
         raise RecipeError(f"{source}: a text model cannot see the pictures of {', '.join(blind)}. Name --tasks.")
     tokenizer = _tokenizer(checkpoint)
     suite.check_tokenizer(tokenizer)
-    dtype = torch_dtype(max(checkpoint.tensors.values(), key=lambda header: header.num_entries).dtype)
-    live = _load(checkpoint, tower, device, dtype)
-    generation = None
-    if (checkpoint.folder / "generation_config.json").is_file():
-        generation = GenerationConfig.from_pretrained(checkpoint.folder)
+    code = max(checkpoint.tensors.values(), key=lambda header: header.num_entries).dtype
+    if code not in OUTPUT_DTYPES.values():
+        known = ", ".join(OUTPUT_DTYPES.values())
+        raise PairingError(
+            f"{source}: most of its weights are {code}, expected one of {known}. Use a plain checkpoint."
+        )
+    live = _load(checkpoint, tower, device, torch_dtype(code))
+    generation = load_generation_config(checkpoint.folder)
     results = []
     for task in suite.tasks:
         model = live.vlm if task.modality == "vision" else live.text
@@ -151,8 +172,8 @@ def evaluate_model(source: str, request: EvalRequest, device: str) -> list[TaskR
     return results
 
 
-def _open(source: str) -> tuple[Checkpoint, Tower]:
-    checkpoint = open_checkpoint(resolve_source(source, None))
+def _open(source: str, say: Callable[[str], None]) -> tuple[Checkpoint, Tower]:
+    checkpoint = open_checkpoint(resolve_source(source, None, announce=say))
     return checkpoint, locate_tower(checkpoint.tensors, checkpoint.config)
 
 

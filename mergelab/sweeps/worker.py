@@ -168,7 +168,7 @@ class Worker:
     def _check_same_weights(self, point: Point, weights: str) -> None:
         """Refuse to add stages to a point whose weights come out differently than when it was begun."""
         path = self.folder / "points" / point.point_id / "merge.json"
-        known = str(json.loads(path.read_text(encoding="utf-8"))["weights_hash"])
+        known = str(json.loads(path.read_text(encoding="utf-8")).get("weights_hash"))
         if known != weights:
             raise DamagedFileError(
                 f"{path}: this point was begun with weights {known[:12]} and now comes out as {weights[:12]}. "
@@ -210,7 +210,10 @@ class Worker:
         sink = prepared.recipe.sink
         text = live.text
         if sink.dtype != "auto" and getattr(torch, sink.dtype) != text.dtype:
-            text = copy.deepcopy(text).to(getattr(torch, sink.dtype))
+            text = copy.deepcopy(text)
+            # Weights alone: Module.to would round the rotary buffers as well, which no loaded model does.
+            for parameter in text.parameters():
+                parameter.data = parameter.data.to(getattr(torch, sink.dtype))
         layers = None if sink.last_layers == "auto" else sink.last_layers
         record = measure_sink(text, prepared.tokenizers.text, prepared.prompts, last_layers=layers)
         records.write_stage(self.folder, point.point_id, "sink", {"key": self._key(point, "sink"), **record})

@@ -1,13 +1,17 @@
 """Bad input: one clear message on stderr, the exit code of its kind, nothing on stdout, nothing half-written."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from mergelab.cli import main
-from tests.builders import tiny_llama, tiny_llava
+from tests.builders import IMAGE_TOKEN, WORDS, tiny_llama, tiny_llava
 
 
 @pytest.fixture
@@ -158,3 +162,94 @@ def test_sink_of_a_tower_and_of_a_text_model(pair: dict[str, Path]) -> None:
     wanted = "model sink_strength sink_strength_bf16 dtype last_layers num_prompts num_rows position0_share"
     assert set(wanted.split()) <= records[0].keys()
     assert records[0]["sink_strength"] >= records[1]["sink_strength"]
+
+
+def moved_tokens(tmp_path: Path, base: Path) -> Path:
+    tokens = [*WORDS, IMAGE_TOKEN]
+    tokens[7], tokens[8] = tokens[8], tokens[7]
+    return tiny_llava(tmp_path / "moved", seed=2, start=base, tokens=tokens)
+
+
+def test_vlm_whose_rows_bases_tokenizer_does_not_address(tmp_path: Path, recipe: Path, pair: dict[str, Path]) -> None:
+    models = ["--base", pair["base"], "--vlm", moved_tokens(tmp_path, pair["base"])]
+    out = tmp_path / "out"
+    settings = ["--set", "evals.tasks=[ifeval]", "--set", f"evals.data.ifeval={ifeval(tmp_path)}"]
+    assert_refused(mergelab("merge", recipe, *models, "--out", out, "--as", "text"), 4, "other rows of vlm")
+    result = mergelab("run", recipe, *models, *settings, "--out", out)
+    assert result.exit_code == 4 and "other rows of vlm" in result.stderr
+    assert not out.exists()
+    assert mergelab("merge", recipe, *models, "--out", out).exit_code == 0
+
+
+def ifeval(folder: Path) -> Path:
+    path = folder / "documents.jsonl"
+    row = {"key": 1, "prompt": "red cat", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    path.write_text(json.dumps(row) + "\n")
+    return path
+
+
+def test_config_that_does_not_describe_the_tower(tmp_path: Path, recipe: Path, pair: dict[str, Path]) -> None:
+    path = pair["vlm"] / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"]["num_hidden_layers"] = 3
+    path.write_text(json.dumps(config))
+    out = tmp_path / "out"
+    result = mergelab("merge", recipe, *folders(pair), "--out", out, "--as", "text")
+    assert_refused(result, 4, "model.layers.2", "config.json")
+    assert not out.exists()
+
+
+def test_more_sink_layers_than_there_are(tmp_path: Path, recipe: Path, pair: dict[str, Path]) -> None:
+    settings = ["--set", "evals.tasks=[ifeval]", "--set", f"evals.data.ifeval={ifeval(tmp_path)}"]
+    out = tmp_path / "out"
+    result = mergelab("run", recipe, *folders(pair), *settings, "--set", "sink.last_layers=9", "--out", out)
+    assert result.exit_code == 3 and "found 9" in result.stderr
+    assert not out.exists()
+
+
+def test_damaged_generation_settings(tmp_path: Path, pair: dict[str, Path]) -> None:
+    (pair["base"] / "generation_config.json").write_text("{oops")
+    data = ["--tasks", "ifeval", "--data", f"ifeval={ifeval(tmp_path)}", "--device", "cpu"]
+    assert_refused(mergelab("eval", pair["base"], *data), 5, "generation_config.json")
+
+
+def test_eval_of_a_missing_model_looks_for_no_data(tmp_path: Path) -> None:
+    assert_refused(mergelab("eval", tmp_path / "absent" / "model"), 5, "absent")
+
+
+def test_eval_of_packed_weights(tmp_path: Path, pair: dict[str, Path]) -> None:
+    path = pair["base"] / "model.safetensors"
+    tensors = {name: t.to(torch.uint8) if t.ndim == 2 else t for name, t in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    data = ["--tasks", "ifeval", "--data", f"ifeval={ifeval(tmp_path)}", "--device", "cpu"]
+    assert_refused(mergelab("eval", pair["base"], *data), 4, "U8")
+
+
+def test_output_below_a_file(tmp_path: Path, recipe: Path, pair: dict[str, Path]) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert_refused(mergelab("merge", recipe, *folders(pair), "--out", tmp_path / "file" / "out"), 6, "file")
+    assert mergelab("eval", pair["base"], "--samples", tmp_path / "file").exit_code == 2
+
+
+def test_bench_data_that_is_no_json(tmp_path: Path, recipe: Path) -> None:
+    data = tmp_path / "bad.jsonl"
+    data.write_text("{oops\n")
+    result = mergelab("run", recipe, "--set", f"evals.data.bench_image={data}", "--out", tmp_path / "out")
+    assert result.exit_code == 3, result.output
+    assert "bad.jsonl" in result.stderr and not (tmp_path / "out").exists()
+
+
+def test_running_out_of_memory_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch, pair: dict[str, Path]) -> None:
+    def allocate(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 40 GiB")
+
+    monkeypatch.setattr("mergelab.sweeps.single.measure_sink", lambda *arguments, **options: allocate())
+    assert_refused(mergelab("sink", pair["vlm"], "--device", "cpu"), 6, "40 GiB", "out of memory")
+
+
+def test_full_disk_is_the_machines_fault() -> None:
+    code = "import sys; from mergelab.cli import main; main(['methods'])"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 6, done.stderr
+    assert "No space left" in done.stderr and "Traceback" not in done.stderr

@@ -99,3 +99,15 @@ def test_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path) -
         export_vlm(export, out, {})
     assert [path.name for path in out.iterdir()] == ["thesis.tex"]
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_text_export_of_a_float64_tower_says_so(tmp_path: Path) -> None:
+    base = tiny_llama(tmp_path / "base")
+    tiny_llava(tmp_path / "vlm", start=base, dtype=torch.float64)
+    checkpoints = {role: open_checkpoint(tmp_path / role) for role in ("base", "vlm")}
+    pairing = pair_checkpoints(checkpoints)
+    jobs = plan_jobs(pairing, checkpoints)
+    copied = operation("copy", {"of": "vlm"}, None)
+    config = tower_config(tmp_path / "vlm", has_head=True).to_dict()
+    export_text(Export(jobs, copied, Inputs(checkpoints), pairing), tmp_path / "out", {}, config)
+    assert AutoConfig.from_pretrained(tmp_path / "out").dtype == torch.float64

@@ -11,13 +11,15 @@ from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.engine import stream as stream_module
-from mergelab.engine.inputs import Inputs
+from mergelab.engine.checks import check_same_rows
+from mergelab.engine.inputs import Inputs, free_memory_bytes
 from mergelab.engine.plan import COPY, Operation, TensorJob, operation, plan_jobs
+from mergelab.engine.statistics import MergeStatistics
 from mergelab.engine.stream import stream
 from mergelab.engine.targets import LiveTarget, hash_live
 from mergelab.errors import PairingError
 from mergelab.towers.pairing import pair_checkpoints
-from tests.builders import tiny_llama, tiny_llava
+from tests.builders import IMAGE_TOKEN, WORDS, tiny_llama, tiny_llava
 
 METHODS = [
     ("task_arithmetic", {"lambda": 0.7}),
@@ -203,3 +205,49 @@ def test_live_target_lists_every_tensor_that_does_not_fit(trio: Trio) -> None:
         LiveTarget(live).check(trio.jobs)
     for name in ("model.norm.weight", "model.extra.weight", "lm_head.weight"):
         assert name in str(caught.value)
+
+
+def test_without_a_zero_point_nothing_is_told_against_one(trio: Trio) -> None:
+    what = operation("linear", {"weights": {"base": 0.5, "vlm": 0.5}}, None)
+    record = stream(trio.jobs, what, Inputs(trio.checkpoints), LiveTarget(trio.live())).record()
+    assert record["changed_share"]["base"] > 0.9
+    assert record["changed_share_by_kind"] is None
+    assert record["rounded_back_share"] is None
+
+
+def test_cosine_of_a_large_tensor_is_that_of_float64(trio: Trio) -> None:
+    generator = torch.Generator().manual_seed(0)
+    zero, first = torch.zeros(1 << 25), torch.rand(1 << 25, generator=generator)
+    second = first.clone()
+    second[: 1 << 24] = 0.5
+    expected = float((first.double() @ second.double()) / first.double().norm() / second.double().norm())
+    statistics = MergeStatistics(operation("task_arithmetic", {"lambda": 1.0}, "ancestor"))
+    models = {"ancestor": zero, "base": first, "vlm": second}
+    statistics.add(trio.jobs[0], models, zero, zero, 0)
+    assert statistics.cosine() == pytest.approx(expected, abs=2e-6)
+
+
+def test_file_cache_counts_as_free_memory(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  9000 kB\nMemFree:   100 kB\nMemAvailable:   7000 kB\n")
+    assert free_memory_bytes(meminfo) == 7000 * 1024
+    assert free_memory_bytes(tmp_path / "absent") == 0
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["same-rows", "moved-rows"])
+def test_tower_that_bases_tokenizer_does_not_address_is_refused(tmp_path: Path, moved: bool) -> None:
+    tokens = [*WORDS, IMAGE_TOKEN]
+    if moved:
+        tokens[7], tokens[8] = tokens[8], tokens[7]
+    base = tiny_llama(tmp_path / "base")
+    pairing = Trio({"base": base, "vlm": tiny_llava(tmp_path / "vlm", start=base, tokens=tokens)}).pairing
+    if moved:
+        with pytest.raises(PairingError, match="2 shared tokens lie in other rows of vlm"):
+            check_same_rows(pairing)
+    else:
+        check_same_rows(pairing)
+
+
+def test_arithmetic_of_a_device_without_float64_is_on_the_cpu(trio: Trio) -> None:
+    inputs = Inputs(trio.checkpoints, device="mps")
+    assert inputs.float_entries("base", "model.norm.weight", 0, 4).device.type == "cpu"

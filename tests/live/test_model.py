@@ -18,7 +18,7 @@ from transformers import (
 
 from mergelab.errors import DamagedFileError, PairingError
 from mergelab.live.configs import tower_config
-from mergelab.live.model import LiveModel, build_tower, load_text_model
+from mergelab.live.model import LiveModel, build_tower, check_tower, load_text_model
 from tests.builders import TEXT_SIZE, tiny_llama, tiny_llava
 
 VISION = {"depth": 1, "num_heads": 2, "intermediate_size": 32}
@@ -145,3 +145,14 @@ def test_damaged_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": ')
     with pytest.raises(DamagedFileError, match=r"config\.json"):
         tower_config(tmp_path, has_head=True)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_config_that_does_not_describe_its_tower_is_refused_by_name(tmp_path: Path, tied: bool) -> None:
+    folder = tiny_llava(tmp_path / "vlm", tie_word_embeddings=tied)
+    config = tower_config(folder, has_head=not tied)
+    shapes = {name: tensor.shape for name, tensor in build_tower(config, "cpu", torch.float32).tensors().items()}
+    check_tower(config, shapes)
+    config.num_hidden_layers = 3
+    with pytest.raises(PairingError, match=r"layers\.2\.self_attn\.q_proj\.weight: the file has none"):
+        check_tower(config, shapes)

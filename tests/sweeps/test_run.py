@@ -214,6 +214,20 @@ def test_weights_that_come_out_differently_fail_the_point(
     result = setup.run(out)
     assert result.exit_code == 7
     assert other in result.stderr and "1 of 9 points failed" in result.stderr
+    told_at_once = result.stderr.index("dare_linear drop_rate 0.5 lambda 1 failed: ")
+    assert told_at_once < result.stderr.index("1 of 9 points failed")
+
+
+def test_experiment_that_is_not_whole_is_named(setup: Setup, finished: tuple[Path, Result], tmp_path: Path) -> None:
+    out = tmp_path / "copy"
+    subprocess.run(["cp", "-r", finished[0], out], check=True)
+    path = out / "experiment.json"
+    experiment = json.loads(path.read_text())
+    del experiment["fingerprints"]
+    path.write_text(json.dumps(experiment))
+    result = setup.run(out)
+    assert result.exit_code == 5
+    assert "experiment.json" in result.stderr and "fingerprints" in result.stderr
 
 
 def test_kept_weights_are_checkpoints_of_the_points(setup: Setup, tmp_path: Path) -> None:
@@ -226,3 +240,29 @@ def test_kept_weights_are_checkpoints_of_the_points(setup: Setup, tmp_path: Path
         if weights.is_dir():
             assert (weights / "config.json").is_file() and (weights / "model.safetensors").is_file()
             assert json.loads((weights / "mergelab.json").read_text())["point_id"] == folder.point_id
+
+
+def test_points_whose_answers_had_another_budget_leave_the_table(
+    setup: Setup, finished: tuple[Path, Result], tmp_path: Path
+) -> None:
+    out = tmp_path / "copy"
+    subprocess.run(["cp", "-r", finished[0], out], check=True)
+    result = setup.run(out, "--set", "merges.0.sweep.lambda=[0.7]", "--set", "evals.max_gen_toks.ifeval=3")
+    assert result.exit_code == 0, result.output
+    assert len(read_run(out).points) == 8
+    assert {p.point["parameters"].get("lambda") for p in read_run(out).points if p.role == "merge"} == {0.7, 1.0}
+
+
+def test_sink_in_bfloat16_is_that_of_a_model_loaded_in_bfloat16(setup: Setup, tmp_path: Path) -> None:
+    out = tmp_path / "bfloat16"
+    folder = tiny_llama(tmp_path / "long", seed=0, hidden_size=64, num_hidden_layers=4)
+    tiny_llama(tmp_path / "other", seed=1, start=folder, hidden_size=64, num_hidden_layers=4)
+    pair = ["--base", folder, "--vlm", tmp_path / "other", "--out", out, "--device", "cpu"]
+    settings = ["--set", "sink.dtype=bfloat16", "--set", "controls=[]", "--limit", "1"]
+    result = CliRunner().invoke(main, ["run", *map(str, [setup.recipe, *pair]), *settings])
+    assert result.exit_code == 0, result.output
+    alone = CliRunner().invoke(main, ["sink", str(folder), "--dtype", "bfloat16", "--json", "--device", "cpu"])
+    assert alone.exit_code == 0, alone.output
+    sink = point(read_run(out), "base").sink
+    assert sink is not None
+    assert sink["sink_strength"] == json.loads(alone.stdout)[0]["sink_strength"]
