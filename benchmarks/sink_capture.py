@@ -104,9 +104,7 @@ def main() -> None:
         return
     for num_tokens, repeats in ((64, 15), (1024, 5)):
         timing = time_ratio(num_tokens, repeats)
-        print(
-            f"T={num_tokens}: plain sdpa {timing['plain_s']:.3f} s, captured {timing['ratio']:.2f} times that"
-        )
+        print(f"T={num_tokens}: plain sdpa {timing['plain_s']:.3f} s, captured {timing['ratio']:.2f} times that")
     peaks = {}
     for way in ("plain", "capture", "maps"):
         command = [sys.executable, __file__, "--memory-of", way, "--tokens", str(arguments.tokens)]

@@ -153,9 +153,12 @@ def write_task(
     (target / "metrics.json").unlink(missing_ok=True)
     atomic.write_bytes(target / "samples.jsonl", content)
     digest = hashlib.sha256(content).hexdigest()
-    atomic.write_json(
-        target / "metrics.json", {**metrics, "num_samples": len(samples), "samples_sha256": digest}
-    )
+    atomic.write_json(target / "metrics.json", {**metrics, "num_samples": len(samples), "samples_sha256": digest})
+
+
+def remove_task(folder: Path, point_id: str, task: str) -> None:
+    """Make one task of one point not done; what else is in the run folder stays."""
+    (_task_folder(folder, point_id, task) / "metrics.json").unlink(missing_ok=True)
 
 
 # Keys: is a stage done, and what was it made from?
@@ -191,9 +194,7 @@ def refuse_foreign_folder(folder: Path) -> None:
     if not folder.exists() or (folder / EXPERIMENT).is_file():
         return
     if not folder.is_dir():
-        raise OutputFolderError(
-            f"{folder}: expected a folder for the run, found a file. Choose another --out."
-        )
+        raise OutputFolderError(f"{folder}: expected a folder for the run, found a file. Choose another --out.")
     found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if found:
         raise OutputFolderError(
@@ -273,9 +274,7 @@ def _read_task(target: Path) -> TaskRecord | None:
     if len(samples) != asked:
         _damaged(samples_path, f"expected {asked} lines (num_samples in metrics.json), found {len(samples)}")
     if hashlib.sha256(content).hexdigest() != metrics.get("samples_sha256"):
-        _damaged(
-            samples_path, "its content is not what metrics.json was written for (samples_sha256 differs)"
-        )
+        _damaged(samples_path, "its content is not what metrics.json was written for (samples_sha256 differs)")
     return TaskRecord(metrics=metrics, samples=samples)
 
 
@@ -309,9 +308,7 @@ def _experiment_problems(value: Mapping[str, Any]) -> list[str]:
     if problems:
         return problems
     claims, points, tasks = value["claims"], value["points"], value["tasks"]
-    if not isinstance(claims, Mapping) or not all(
-        _is_number(claims.get(name)) for name in ("margin", "alpha")
-    ):
+    if not isinstance(claims, Mapping) or not all(_is_number(claims.get(name)) for name in ("margin", "alpha")):
         problems.append("claims: expected numbers for margin and alpha")
     if not isinstance(points, list | tuple) or not all(_is_name(point) for point in points):
         problems.append("points: expected a list of point ids that can be folder names")
@@ -360,9 +357,7 @@ def _format_problems(value: Mapping[str, Any]) -> list[str]:
     found = value.get("format")
     if found == FORMAT and not isinstance(found, bool):
         return []
-    return [
-        f"format: expected {FORMAT}, found {found!r} (a folder of another program, or of another mergelab)"
-    ]
+    return [f"format: expected {FORMAT}, found {found!r} (a folder of another program, or of another mergelab)"]
 
 
 def _missing(value: Mapping[str, Any], names: Sequence[str]) -> list[str]:
@@ -375,9 +370,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_name(value: object) -> bool:
-    return (
-        isinstance(value, str) and value != "" and not value.startswith(".") and not set(value) & set("/\\\0")
-    )
+    return isinstance(value, str) and value != "" and not value.startswith(".") and not set(value) & set("/\\\0")
 
 
 # Paths and JSON
@@ -447,6 +440,4 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _damaged(path: Path, problem: str, line: int | None = None) -> NoReturn:
     where = f"{path}, line {line}" if line is not None else str(path)
-    raise DamagedFileError(
-        f"{where}: {problem}. Restore the file, or delete it and give the same run command again."
-    )
+    raise DamagedFileError(f"{where}: {problem}. Restore the file, or delete it and give the same run command again.")

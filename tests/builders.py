@@ -34,9 +34,7 @@ WORDS = (
 IMAGE_TOKEN = "<image>"
 """The one token that the tiny vlm has and its base lacks (id 22)."""
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] + ' : ' + message['content'] + ' ' }}{% endfor %}"
-)
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] + ' : ' + message['content'] + ' ' }}{% endfor %}"
 
 TEXT_SIZE: dict[str, Any] = {
     "vocab_size": 32,
@@ -82,9 +80,7 @@ def tiny_llama(
     """
     torch.manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig(**{**TEXT_SIZE, **config}))
-    return finish(
-        model, folder, start=start, noise=noise, tokens=tokens, dtype=dtype, max_shard_size=max_shard_size
-    )
+    return finish(model, folder, start=start, noise=noise, tokens=tokens, dtype=dtype, max_shard_size=max_shard_size)
 
 
 def tiny_llava(
@@ -152,17 +148,11 @@ def copy_text_weights(model: PreTrainedModel, start: Path, noise: float) -> None
 
     Rows beyond those of ``start`` keep their random values. The head of a tied ``start`` is its embedding.
     """
-    source = {
-        name: tensor
-        for file in sorted(start.glob("*.safetensors"))
-        for name, tensor in load_file(file).items()
-    }
+    source = {name: tensor for file in sorted(start.glob("*.safetensors")) for name, tensor in load_file(file).items()}
     source.setdefault("lm_head.weight", source["model.embed_tokens.weight"])
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            tensor = source.get(
-                name.replace("model.language_model.", "model.").replace("model.text_model.", "model.")
-            )
+            tensor = source.get(name.replace("model.language_model.", "model.").replace("model.text_model.", "model."))
             if tensor is None:
                 continue
             rows = min(len(tensor), len(parameter))
@@ -172,9 +162,7 @@ def copy_text_weights(model: PreTrainedModel, start: Path, noise: float) -> None
 
 def write_tokenizer(folder: Path, tokens: Sequence[str], extra: Mapping[str, int] | None = None) -> None:
     """Write a word-level tokenizer that transformers loads: ``tokens`` in id order, ``extra`` added."""
-    added = {token: number for number, token in enumerate(tokens) if token.startswith("<")} | dict(
-        extra or {}
-    )
+    added = {token: number for number, token in enumerate(tokens) if token.startswith("<")} | dict(extra or {})
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     tokenizer = {
         "version": "1.0",
@@ -214,15 +202,11 @@ def hand_made(
     folder.mkdir(parents=True, exist_ok=True)
     weight_map = {}
     for number, tensors in enumerate(shards, start=1):
-        name = (
-            f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
-        )
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
         save_file(dict(tensors), folder / name, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(tensors, name))
     if len(shards) > 1:
-        (folder / "model.safetensors.index.json").write_text(
-            json.dumps({"metadata": {}, "weight_map": weight_map})
-        )
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     (folder / "config.json").write_text(json.dumps(config or {"model_type": "llama"}))
     if tokens is not None:
         write_tokenizer(folder, tokens)

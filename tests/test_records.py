@@ -118,13 +118,9 @@ def replace_text(path, old, new):
     [
         pytest.param(tear_samples, ["samples.jsonl, line 5", "torn"], id="torn line"),
         pytest.param(drop_a_line, ["samples.jsonl", "expected 5 lines", "found 4"], id="truncated"),
-        pytest.param(
-            lambda f: edit_line(f, 2, response="x"), ["samples.jsonl", "samples_sha256"], id="edited"
-        ),
+        pytest.param(lambda f: edit_line(f, 2, response="x"), ["samples.jsonl", "samples_sha256"], id="edited"),
         pytest.param(lambda f: edit_line(f, 2, doc_id=0), ["line 3", "document 0", "line 1"], id="doubled"),
-        pytest.param(
-            lambda f: edit_line(f, 1, strict=57), ["line 2", "strict", "57"], id="score out of range"
-        ),
+        pytest.param(lambda f: edit_line(f, 1, strict=57), ["line 2", "strict", "57"], id="score out of range"),
         pytest.param(lambda f: edit_line(f, 1, doc_hash=...), ["line 2", "doc_hash"], id="no hash"),
         pytest.param(
             lambda f: replace_text(task_folder(f) / "samples.jsonl", '"strict": 1.0', '"strict": NaN'),
@@ -151,20 +147,14 @@ def replace_text(path, old, new):
             ["sink.json, line 3"],
             id="torn json",
         ),
-        pytest.param(
-            lambda f: (f / "points/base/sink.json").write_text("[]"), ["sink.json", "list"], id="no object"
-        ),
-        pytest.param(
-            lambda f: (f / "points/base/sink.json").write_bytes(b"\xff\xfe"), ["sink.json"], id="not text"
-        ),
+        pytest.param(lambda f: (f / "points/base/sink.json").write_text("[]"), ["sink.json", "list"], id="no object"),
+        pytest.param(lambda f: (f / "points/base/sink.json").write_bytes(b"\xff\xfe"), ["sink.json"], id="not text"),
         pytest.param(
             lambda f: edit_json(f / "points/base/point.json", format=2),
             ["point.json", "expected 1, found 2"],
             id="format",
         ),
-        pytest.param(
-            lambda f: edit_json(f / "points/base/point.json", role="king"), ["point.json", "king"], id="role"
-        ),
+        pytest.param(lambda f: edit_json(f / "points/base/point.json", role="king"), ["point.json", "king"], id="role"),
         pytest.param(
             lambda f: edit_json(f / "points/base/point.json", point_id="x"), ["point.json", "'x'"], id="moved"
         ),
@@ -211,9 +201,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         pytest.param(lambda f: records.write_experiment(f, {"points": []}), id="experiment"),
         pytest.param(lambda f: records.write_point(f, {"point_id": "x"}), id="point"),
         pytest.param(
-            lambda f: records.write_point(
-                f, {"point_id": "../x", "role": "merge", "method": "m", "parameters": {}}
-            ),
+            lambda f: records.write_point(f, {"point_id": "../x", "role": "merge", "method": "m", "parameters": {}}),
             id="point id",
         ),
         pytest.param(lambda f: records.write_stage(f, "x", "sink", {"sink_strength": 1}), id="no key"),
@@ -259,7 +247,4 @@ NO_TORCH = "sys.exit(any(name in sys.modules for name in ('torch', 'transformers
     ],
 )
 def test_records_and_reports_load_no_torch(imports, code):
-    assert (
-        subprocess.run([sys.executable, "-c", f"import sys; {imports}; {NO_TORCH}"], check=False).returncode
-        == code
-    )
+    assert subprocess.run([sys.executable, "-c", f"import sys; {imports}; {NO_TORCH}"], check=False).returncode == code

@@ -62,9 +62,7 @@ def fingerprint_checkpoint(checkpoint: Checkpoint) -> str:
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         fingerprint = combine_hashes(pool.map(hash_stored, checkpoint.tensors.values()))
     if file_key(checkpoint.shards) != key:
-        raise DamagedFileError(
-            f"{checkpoint.folder}: changed while it was read. Wait until it is complete; rerun."
-        )
+        raise DamagedFileError(f"{checkpoint.folder}: changed while it was read. Wait until it is complete; rerun.")
     newest = max((max(mtime, ctime) for _, _, mtime, ctime, _ in key["files"]), default=0)
     if time.time_ns() - newest > SETTLED_S * 1e9:
         with contextlib.suppress(OSError):

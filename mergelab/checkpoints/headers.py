@@ -70,9 +70,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             if header.name in tensors:
                 problems.append(f"{header.name}: lies in {tensors[header.name].path.name} and in {path.name}")
             elif listed is not None and header.name not in listed:
-                owner = next(
-                    (other for other, names in declared.items() if names and header.name in names), None
-                )
+                owner = next((other for other, names in declared.items() if names and header.name in names), None)
                 says = f"the index says {owner}" if owner else "the index does not list it"
                 problems.append(f"{header.name}: lies in {path.name}, {says}")
             tensors[header.name] = header
@@ -112,15 +110,11 @@ def declared_files(folder: Path, problems: list[str]) -> dict[str, set[str] | No
     files: dict[str, set[str]] = {}
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not is_plain_name(name) or not name.endswith(".safetensors"):
-            problems.append(
-                f"{INDEX_NAME}: {tensor} lies in {name!r}, expected a .safetensors file of this folder"
-            )
+            problems.append(f"{INDEX_NAME}: {tensor} lies in {name!r}, expected a .safetensors file of this folder")
         else:
             files.setdefault(name, set()).add(tensor)
     if single.exists() and SINGLE_NAME not in files:
-        problems.append(
-            f"holds two checkpoints: {SINGLE_NAME} and the files of {INDEX_NAME}; remove one of them"
-        )
+        problems.append(f"holds two checkpoints: {SINGLE_NAME} and the files of {INDEX_NAME}; remove one of them")
     return {name: files[name] for name in sorted(files)}
 
 
@@ -137,19 +131,13 @@ def no_weights(folder: Path) -> str:
     gguf = [name for name in names if name.endswith(".gguf")]
     others = [name for name in names if name.endswith(".safetensors")]
     if pickled:
-        return (
-            f"{wanted}; {pickled[0]} is pickled (it can run code when read), convert it to safetensors first"
-        )
+        return f"{wanted}; {pickled[0]} is pickled (it can run code when read), convert it to safetensors first"
     if gguf:
-        return (
-            f"{wanted}; {gguf[0]} is a GGUF file (quantised weights), use the original safetensors checkpoint"
-        )
+        return f"{wanted}; {gguf[0]} is a GGUF file (quantised weights), use the original safetensors checkpoint"
     if others:
         return f"{wanted}; {', '.join(others[:3])} is not named by either"
     if (folder / "llm" / "config.json").is_file():
-        return (
-            f"{wanted}; the text tower lies in its own folder {folder / 'llm'} (VILA layout), not supported"
-        )
+        return f"{wanted}; the text tower lies in its own folder {folder / 'llm'} (VILA layout), not supported"
     return wanted
 
 

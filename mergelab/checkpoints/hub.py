@@ -48,14 +48,10 @@ def resolve_source(
     path = (relative_to or Path()) / Path(source).expanduser()
     if path.is_dir():
         if revision is not None:
-            raise RecipeError(
-                f"{source}: is a folder, so the revision {revision!r} means nothing. Remove it."
-            )
+            raise RecipeError(f"{source}: is a folder, so the revision {revision!r} means nothing. Remove it.")
         return path
     if path.exists():
-        raise DamagedFileError(
-            f"{path}: expected a checkpoint folder, found a file. Give the folder it lies in."
-        )
+        raise DamagedFileError(f"{path}: expected a checkpoint folder, found a file. Give the folder it lies in.")
     if not HUB_ID.fullmatch(source) or ".." in source:
         raise DamagedFileError(
             f"{source}: no such folder ({path.absolute()}), and not a hub id (owner/name). Correct it."
@@ -87,9 +83,7 @@ def cached_snapshot(source: str, revision: str | None) -> Path | None:
     from huggingface_hub.errors import HFValidationError, IncompleteSnapshotError, LocalEntryNotFoundError
 
     try:
-        return Path(
-            snapshot_download(source, revision=revision, local_files_only=True, allow_patterns=SIDE_FILES)
-        )
+        return Path(snapshot_download(source, revision=revision, local_files_only=True, allow_patterns=SIDE_FILES))
     except IncompleteSnapshotError as error:
         return Path(error.snapshot_path)
     except LocalEntryNotFoundError:

@@ -15,9 +15,7 @@ def check_output_folder(final: Path) -> None:
         OutputFolderError: ``final`` is a file, a link, or a folder with content.
     """
     if final.is_symlink() or (final.exists() and not final.is_dir()):
-        raise OutputFolderError(
-            f"{final}: expected a new or empty folder, found a file or link. Give another --out."
-        )
+        raise OutputFolderError(f"{final}: expected a new or empty folder, found a file or link. Give another --out.")
     if final.is_dir() and (names := sorted(path.name for path in final.iterdir())):
         raise OutputFolderError(
             f"{final}: expected a new or empty folder, found {len(names)} entries ({', '.join(names[:3])}). "

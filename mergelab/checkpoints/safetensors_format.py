@@ -93,9 +93,7 @@ def read_headers(path: Path) -> tuple[list[TensorHeader], list[str]]:
             if length > MAX_HEADER_BYTES:
                 return [], [f"states a header of {length} bytes, the format allows {MAX_HEADER_BYTES}"]
             if 8 + length > size:
-                return [], [
-                    f"states a header of {length} bytes but the file has only {size}: truncated or damaged"
-                ]
+                return [], [f"states a header of {length} bytes but the file has only {size}: truncated or damaged"]
             raw = file.read(length)
     except OSError as error:
         return [], [f"cannot be read: {error.strerror}"]
@@ -120,9 +118,7 @@ def parse_header(raw: bytes, path: Path, data_bytes: int) -> tuple[list[TensorHe
             problems.append(f"{name}: {problem}")
             continue
         start, end = entry["data_offsets"]
-        tensors.append(
-            TensorHeader(name, entry["dtype"], tuple(entry["shape"]), path, base + start, base + end)
-        )
+        tensors.append(TensorHeader(name, entry["dtype"], tuple(entry["shape"]), path, base + start, base + end))
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
     if not problems:
         problems.extend(check_layout(tensors, base, data_bytes))
@@ -162,11 +158,7 @@ def check_entry(entry: Any) -> str:
         return f"unknown dtype {dtype!r}"
     if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**63 for size in shape):
         return f"shape {shape!r} is not a list of sizes"
-    if (
-        not isinstance(offsets, list)
-        or len(offsets) != 2
-        or not all(type(offset) is int for offset in offsets)
-    ):
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
         return f"data_offsets {offsets!r} are not two integers"
     start, end = offsets
     if not 0 <= start <= end:
@@ -188,9 +180,7 @@ def check_layout(tensors: Sequence[TensorHeader], base: int, data_bytes: int) ->
         position = tensor.end
     if position - base > data_bytes:
         missing = position - base - data_bytes
-        problems.append(
-            f"is {missing} bytes too short: the header describes {position - base}, found {data_bytes}"
-        )
+        problems.append(f"is {missing} bytes too short: the header describes {position - base}, found {data_bytes}")
     elif position - base < data_bytes:
         surplus = data_bytes - (position - base)
         problems.append(f"has {surplus} bytes that no tensor owns")

@@ -139,9 +139,7 @@ class CheckpointWriter:
         stop = start_entry + flat_block.numel()
         dtype = torch_dtype(place.plan.dtype)
         if flat_block.ndim != 1 or flat_block.dtype != dtype:
-            raise ValueError(
-                f"{name}: expected a flat block of {dtype}, found {flat_block.ndim}-D {flat_block.dtype}"
-            )
+            raise ValueError(f"{name}: expected a flat block of {dtype}, found {flat_block.ndim}-D {flat_block.dtype}")
         if not 0 <= start_entry <= stop <= place.plan.num_entries:
             raise ValueError(f"{name}: entries {start_entry} to {stop} of {place.plan.num_entries}")
         if flat_block.numel() == 0:
@@ -202,9 +200,7 @@ class CheckpointWriter:
             if position != place.plan.num_entries:
                 problems.append(f"{name} at entry {position} of {place.plan.num_entries}")
         if problems:
-            raise ValueError(
-                f"{len(problems)} tensors have gaps or doubled blocks: {', '.join(problems[:5])}"
-            )
+            raise ValueError(f"{len(problems)} tensors have gaps or doubled blocks: {', '.join(problems[:5])}")
 
     def index(self) -> bytes:
         """Return the content of ``model.safetensors.index.json``."""

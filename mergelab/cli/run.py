@@ -58,6 +58,8 @@ def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
     if outcome.num_worked == 0 and not outcome.failures:
         say("All points were finished before; the table is made from their records.")
     print_run(folder, None, as_json)
+    if outcome.bug is not None:
+        raise outcome.bug
     if outcome.failures:
         problems = [f"{label}: {why}" for label, why in outcome.failures.items()]
         raise SweepError(

@@ -27,9 +27,7 @@ def canonical_json(value: Any) -> str:
         ValueError: A NaN or an infinity, which JSON cannot say.
         TypeError: Anything else that JSON cannot say, or a key that is not text.
     """
-    return json.dumps(
-        _normal(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
+    return json.dumps(_normal(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _normal(value: Any) -> Any:

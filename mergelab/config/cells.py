@@ -132,9 +132,7 @@ def selected_cells(recipe: Recipe, zero_point: str) -> tuple[Cell, ...]:
             problems += made
     if problems:
         advice = "Name one point in full under `parameters:`, or choose one of the grid by its id."
-        raise RecipeError(
-            problem_list(f"recipe {recipe.name}: `parameters` is not a point:", problems, advice)
-        )
+        raise RecipeError(problem_list(f"recipe {recipe.name}: `parameters` is not a point:", problems, advice))
     return tuple(cells)
 
 
@@ -173,9 +171,7 @@ def _grid(entry: Merge) -> Iterator[dict[str, Any]]:
         yield {**(entry.parameters or {}), **dict(zip(sweep, choice, strict=True))}
 
 
-def _entry_cells(
-    entry: Merge, prefix: str, vectors: tuple[str, ...], conventions: str
-) -> tuple[list[Cell], list[str]]:
+def _entry_cells(entry: Merge, prefix: str, vectors: tuple[str, ...], conventions: str) -> tuple[list[Cell], list[str]]:
     cells: list[Cell] = []
     problems: list[str] = []
     # `parameters` may leave out what the sweep gives; anything else that is wrong with it counts.

@@ -33,14 +33,10 @@ class _StrictLoader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             if key_node.tag != "tag:yaml.org,2002:str":
-                self.problems.append(
-                    f"line {line}: the key `{_written(key_node)}` is not text; put it in quotes"
-                )
+                self.problems.append(f"line {line}: the key `{_written(key_node)}` is not text; put it in quotes")
             elif key_node.value in first_line:
                 earlier = first_line[key_node.value]
-                self.problems.append(
-                    f"line {line}: `{key_node.value}` was already given in line {earlier}; keep one"
-                )
+                self.problems.append(f"line {line}: `{key_node.value}` was already given in line {earlier}; keep one")
             else:
                 first_line[key_node.value] = line
         return super().construct_mapping(node, deep=deep)
@@ -69,9 +65,7 @@ def read_document(path: Path) -> dict[str, Any]:
     except IsADirectoryError:
         raise RecipeError(f"{path}: is a folder; a YAML file was expected.") from None
     except UnicodeDecodeError as error:
-        raise RecipeError(
-            f"{path}: is not UTF-8 text (byte {error.start}); a YAML file was expected."
-        ) from None
+        raise RecipeError(f"{path}: is not UTF-8 text (byte {error.start}); a YAML file was expected.") from None
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}.") from None
     value = _load(text, str(path))

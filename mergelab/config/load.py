@@ -47,9 +47,7 @@ class Experiment:
     """The file of the recipe."""
 
 
-def load_recipe(
-    source: str | Path, overrides: Mapping[str, Any] | None = None, pair: Pair | None = None
-) -> Recipe:
+def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None, pair: Pair | None = None) -> Recipe:
     """Return the recipe of ``load_experiment``."""
     return load_experiment(source, overrides, pair).recipe
 
@@ -118,9 +116,7 @@ def find_recipe(source: str | Path) -> Path:
     if str(source) in shipped:
         return shipped[str(source)]
     if path.is_dir():
-        raise RecipeError(
-            f"recipe {source}: is a folder; give a YAML file, or a shipped recipe by name: {names}."
-        )
+        raise RecipeError(f"recipe {source}: is a folder; give a YAML file, or a shipped recipe by name: {names}.")
     if not is_path(str(source)):
         raise RecipeError(
             f"recipe {source}: neither a file nor a shipped recipe{did_you_mean(str(source), shipped)}. "
@@ -158,9 +154,7 @@ def _reference_problems(recipe: Recipe) -> list[str]:
     """Return the files that are not there and the tasks that are not run."""
     evals, claims = recipe.evals, recipe.claims
     problems = [
-        f"evals.data.{task}: no such file: {path}"
-        for task, path in evals.data.items()
-        if not Path(path).is_file()
+        f"evals.data.{task}: no such file: {path}" for task, path in evals.data.items() if not Path(path).is_file()
     ]
     prompts = recipe.sink.prompts
     if not prompts.startswith(BUILT_IN_PROMPTS) and not Path(prompts).is_file():
@@ -221,9 +215,7 @@ def _unknown_key(path: tuple[str | int, ...], value: object) -> str:
         return f"{name}: a parameter (of {methods}); write {home}: {{{key}: {shown(value)}}}"
     owners = [owner for owner, model in _BLOCKS.items() if owner != block and key in model.model_fields]
     if not block and key in Pair.model_fields and not owners:
-        return (
-            f"{name}: a key of pairs, not of recipes; write it in a pair file and name that file with `pair:`"
-        )
+        return f"{name}: a key of pairs, not of recipes; write it in a pair file and name that file with `pair:`"
     if owners:
         return f"{name}: belongs under `{owners[0]}:`; write {owners[0]}: {{{key}: {shown(value)}}}"
     if block and key in Recipe.model_fields:

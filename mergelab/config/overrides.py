@@ -44,9 +44,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def apply_overrides(
-    document: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
+def apply_overrides(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a copy of ``document`` with the overrides in it, and what stood in the way.
 
     A key that a recipe does not know is put in as it is: checking the document finds it, with the nearest

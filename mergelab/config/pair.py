@@ -154,9 +154,7 @@ def pair_from_folders(base: str, vlm: str, ancestor: str | None = None, *, name:
             for role, text in given.items()
             if text is not None
         }
-        pair = Pair(
-            name=name or f"{_last_part(vlm)}-on-{_last_part(base)}", base=sources["base"], vlm=sources["vlm"]
-        )
+        pair = Pair(name=name or f"{_last_part(vlm)}-on-{_last_part(base)}", base=sources["base"], vlm=sources["vlm"])
         pair = pair.model_copy(update=sources)
         problems += _cross_problems(pair)
     if problems:
@@ -170,9 +168,7 @@ def find_pair(name_or_path: str | Path, beside: Path | None = None) -> Path:
         path = absolute(str(name_or_path), beside)
         if path.is_file():
             return path
-        raise RecipeError(
-            f"pair {name_or_path}: no such file: {path}. Give the path of a pair file, or a pair's name."
-        )
+        raise RecipeError(f"pair {name_or_path}: no such file: {path}. Give the path of a pair file, or a pair's name.")
     pairs = list_pairs(beside)
     if name_or_path in pairs:
         return pairs[name_or_path]
@@ -218,9 +214,7 @@ def _cross_problems(pair: Pair) -> list[str]:
     for role, source in pair.sources.items():
         key = (source.id, source.revision)
         if source.id != "?" and key in seen:
-            problems.append(
-                f"{role}: is the same model as {seen[key]} ({source.id}); there would be nothing to merge"
-            )
+            problems.append(f"{role}: is the same model as {seen[key]} ({source.id}); there would be nothing to merge")
         seen.setdefault(key, role)
     if pair.protocol == BENCH_PROTOCOL and not pair.is_bench:
         problems.append(

@@ -86,7 +86,7 @@ def check_related(pairing: Pairing, checkpoints: Mapping[str, Checkpoint]) -> No
         PairingError: A model whose median cosine to the vlm is below 0.2.
     """
     linear = [paired for paired in pairing.tensors if paired.kind in ("attention", "mlp")]
-    linear = linear[:: max(1, len(linear) // SAMPLED_TENSORS)]
+    linear = linear[:: max(1, len(linear) // SAMPLED_TENSORS)][:SAMPLED_TENSORS]
     problems = []
     for role in checkpoints:
         cosines = []

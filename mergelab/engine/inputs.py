@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -84,16 +83,20 @@ class Inputs:
     def float_rows(self, role: str, stored: str, rows: Sequence[int], width: int) -> torch.Tensor:
         """Return the given rows of a matrix, (len(rows), width), float32 on the device.
 
-        The span between the lowest and the highest row is read at once: vocabularies agree in long runs.
+        Vocabularies agree in long runs, and each run of consecutive rows is read at once.
         """
         if not rows:
             return torch.empty(0, width, device=self.device)
-        low, high = min(rows), max(rows) + 1
-        span = self.float_entries(role, stored, low * width, high * width).view(high - low, width)
-        if len(rows) == high - low and rows[0] == low and rows[-1] == high - 1 and _ascending(rows):
-            return span
-        return span[torch.tensor(rows, device=self.device) - low]
+        runs = [self.float_entries(role, stored, low * width, high * width) for low, high in consecutive_runs(rows)]
+        return torch.cat(runs).view(-1, width)
 
 
-def _ascending(rows: Sequence[int]) -> bool:
-    return isinstance(rows, range) or all(b - a == 1 for a, b in pairwise(rows))
+def consecutive_runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield (first, last + 1) of every stretch of rows that follow each other."""
+    first = previous = rows[0]
+    for row in rows[1:]:
+        if row != previous + 1:
+            yield first, previous + 1
+            first = row
+        previous = row
+    yield first, previous + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -117,9 +116,13 @@ def _merged_piece(
     rounded = _rounded(job, merged)
     statistics.add(job, models, merged, rounded, start)
     statistics.copied_entries += (piece.stop - piece.start) - merged.numel()
-    # Rows of the vlm alone keep its bits: they are read raw, so not even a NaN payload changes.
+    # Rows of the vlm alone keep its bits.
     output = inputs.entries("vlm", tensor.stored["vlm"], piece.start, piece.stop).to(inputs.device)
     output = output.to(torch_dtype(job.dtype), copy=True).view(-1, width)
+    if not bool(torch.isfinite(output).all()):
+        raise _does_not_fit(
+            job, float(inputs.float_entries("vlm", tensor.stored["vlm"], piece.start, piece.stop).abs().max())
+        )
     top = piece.start // width
     shared = torch.tensor(tensor.rows.rows["vlm"][piece.rows.start : piece.rows.stop], dtype=torch.long)
     output[(shared - top).to(inputs.device)] = rounded.view(-1, width)
@@ -142,9 +145,12 @@ def _apply(job: TensorJob, models: dict[str, torch.Tensor], operation: Operation
 def _rounded(job: TensorJob, merged: torch.Tensor) -> torch.Tensor:
     rounded = merged.to(torch_dtype(job.dtype)).reshape(-1)
     if not bool(torch.isfinite(rounded).all()):
-        largest = float(merged.abs().max()) if math.prod(merged.shape) else 0.0
-        raise PairingError(
-            f"{job.tensor.name}: a merged value of size {largest:.4g} does not fit the output dtype {job.dtype}. "
-            "Set output_dtype to bfloat16 or float32 in the recipe."
-        )
+        raise _does_not_fit(job, float(merged.abs().max()))
     return rounded
+
+
+def _does_not_fit(job: TensorJob, largest: float) -> PairingError:
+    return PairingError(
+        f"{job.tensor.name}: a value of size {largest:.4g} does not fit the output dtype {job.dtype}. "
+        "Set output_dtype to bfloat16 or float32 in the recipe."
+    )

@@ -34,15 +34,11 @@ def read_documents(task: str, path: Path, fields: Mapping[str, type]) -> list[Do
             All faulty lines are counted and the first ones named.
     """
     if not path.is_file():
-        raise RecipeError(
-            f"task {task}: expected a JSONL file of documents at {path}, found none. Check evals.data."
-        )
+        raise RecipeError(f"task {task}: expected a JSONL file of documents at {path}, found none. Check evals.data.")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(
-            f"task {task}: cannot read {path} as UTF-8 text: {error}. Check evals.data."
-        ) from error
+        raise RecipeError(f"task {task}: cannot read {path} as UTF-8 text: {error}. Check evals.data.") from error
     documents: list[Document] = []
     problems: list[str] = []
     # Not splitlines(): it also splits at separators that may stand inside a JSON string.
@@ -64,9 +60,7 @@ def read_documents(task: str, path: Path, fields: Mapping[str, type]) -> list[Do
         shown = problems[:_SHOWN]
         if len(problems) > _SHOWN:
             shown.append(f"{len(problems) - _SHOWN} more lines")
-        raise RecipeError(
-            problem_list(f"task {task}: {path}: {len(problems)} lines are not documents of it.", shown)
-        )
+        raise RecipeError(problem_list(f"task {task}: {path}: {len(problems)} lines are not documents of it.", shown))
     if not documents:
         raise RecipeError(f"task {task}: {path} is empty: expected one JSON object a line, found none.")
     return documents
@@ -86,9 +80,7 @@ def _field_fault(document: Any, fields: Mapping[str, type]) -> str | None:
     return None
 
 
-def read_splits(
-    task: str, path: Path, fields: Mapping[str, type], eval_split: str
-) -> dict[str, list[Document]]:
+def read_splits(task: str, path: Path, fields: Mapping[str, type], eval_split: str) -> dict[str, list[Document]]:
     """Read a file as the split that is graded, or a folder as one split per ``<split>.jsonl``.
 
     Raises:

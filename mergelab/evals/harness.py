@@ -99,9 +99,7 @@ class TextHarness(HFLM):
         """Return nothing: our records say what model this is, and lm-eval would ask the hub for a hash."""
         return {}
 
-    def apply_chat_template(
-        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-    ) -> str:
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render a conversation, once per text: the points of a sweep ask the same questions."""
         key = json.dumps([chat_history, add_generation_prompt])
         if key not in self._rendered:
@@ -176,9 +174,7 @@ class TextHarness(HFLM):
             )
         stopped_at = criterion.stopped_at if criterion else [None] * len(ids)
         answers = sequences[:, ids.shape[1] :].tolist()
-        return sequences, [
-            _ending(answer, end_ids, at) for answer, at in zip(answers, stopped_at, strict=True)
-        ]
+        return sequences, [_ending(answer, end_ids, at) for answer, at in zip(answers, stopped_at, strict=True)]
 
 
 def _ending(answer: Sequence[int], end_ids: set[int], stopped_at: int | None) -> Generation:
@@ -207,17 +203,11 @@ class PictureHarness(TextHarness):
         for start in range(0, len(order), self.batch_size):
             batch = order[start : start + self.batch_size]
             settings = requests[batch[0]].args[1]
-            stop = handle_stop_sequences(
-                list(settings["until"]), eos=self.tok_decode([self.eot_token_id], False)
-            )
+            stop = handle_stop_sequences(list(settings["until"]), eos=self.tok_decode([self.eot_token_id], False))
             ids, mask = self._pad([encoded[number] for number in batch])
             pixels = [picture for number in batch for picture in requests[number].args[2]["visual"]]
-            sequences, ended = self.decode(
-                ids, mask, settings["max_gen_toks"], stop, pixel_values=self._pixels(pixels)
-            )
-            for number, row, generation in zip(
-                batch, sequences[:, ids.shape[1] :].tolist(), ended, strict=True
-            ):
+            sequences, ended = self.decode(ids, mask, settings["max_gen_toks"], stop, pixel_values=self._pixels(pixels))
+            for number, row, generation in zip(batch, sequences[:, ids.shape[1] :].tolist(), ended, strict=True):
                 texts[number] = postprocess_generated_text(self.tok_decode(row), stop, None)
                 generations[number] = generation
             bar.update(len(batch))

@@ -85,9 +85,7 @@ def load_subtasks(
     built = [_load(entry, path, config, data, shots, max_gen_toks, notify) for path, config in definitions]
     subtasks = [subtask for subtask in built if subtask is not None]
     if not subtasks:
-        raise RecipeError(
-            f"task {entry.name}: no document at {data} has a {entry.subject} that the task knows."
-        )
+        raise RecipeError(f"task {entry.name}: no document at {data} has a {entry.subject} that the task knows.")
     return subtasks
 
 
@@ -140,16 +138,12 @@ def _set_budget(entry: TaskEntry, config: dict[str, Any], max_gen_toks: int | No
         return
     generation = config.get("generation_kwargs")
     if not isinstance(generation, dict) or "until" not in generation:
-        raise RecipeError(
-            f"task {entry.name}: its definition names no generation_kwargs with stop strings (until)."
-        )
+        raise RecipeError(f"task {entry.name}: its definition names no generation_kwargs with stop strings (until).")
     if max_gen_toks is not None:
         generation["max_gen_toks"] = max_gen_toks
     unknown = sorted(set(generation) - _GREEDY_KEYS)
     if unknown or generation.get("do_sample") or float(generation.get("temperature") or 0.0) != 0.0:
-        raise RecipeError(
-            f"task {entry.name}: expected plain greedy decoding, found {generation}. No sampling here."
-        )
+        raise RecipeError(f"task {entry.name}: expected plain greedy decoding, found {generation}. No sampling here.")
     budget = generation.get("max_gen_toks")
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise RecipeError(
@@ -179,9 +173,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ").lower()
 
 
-def _build_local(
-    entry: TaskEntry, config: dict[str, Any], splits: dict[str, list[Document]], data: Path
-) -> Any:
+def _build_local(entry: TaskEntry, config: dict[str, Any], splits: dict[str, list[Document]], data: Path) -> Any:
     """Build a task over documents in memory: no hub, no copy in a cache, no fingerprint of a path."""
     _drop_missing_splits(entry, config, splits, data)
     for key in ("dataset_path", "dataset_name", "dataset_kwargs"):
@@ -198,9 +190,7 @@ def _build_local(
             config["custom_dataset"] = documents_in_memory
             return _construct(config)
     except _FORM_ERRORS as error:
-        raise RecipeError(
-            f"task {entry.name}: {data} does not fit the task: {error!r}. Check evals.data."
-        ) from error
+        raise RecipeError(f"task {entry.name}: {data} does not fit the task: {error!r}. Check evals.data.") from error
 
 
 def _build_own(entry: TaskEntry, config: Mapping[str, Any], path: Path) -> Any:
@@ -210,14 +200,11 @@ def _build_own(entry: TaskEntry, config: Mapping[str, Any], path: Path) -> Any:
             return _construct(config)
     except (OSError, *_FORM_ERRORS) as error:
         raise RecipeError(
-            f"task {entry.name}: the documents beside {path} cannot be used: {error!r}. "
-            "Install mergelab again."
+            f"task {entry.name}: the documents beside {path} cannot be used: {error!r}. Install mergelab again."
         ) from error
 
 
-def _drop_missing_splits(
-    entry: TaskEntry, config: dict[str, Any], splits: Mapping[str, Any], data: Path
-) -> None:
+def _drop_missing_splits(entry: TaskEntry, config: dict[str, Any], splits: Mapping[str, Any], data: Path) -> None:
     """Forget splits that are not on disk; refuse if few-shot examples were to come from one."""
     shots = config["num_fewshot"]
     inline = (config.get("fewshot_config") or {}).get("samples") is not None

@@ -52,9 +52,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 class Bar:
     """Stands in for a tqdm bar: prints nothing and reports to a callback."""
 
-    def __init__(
-        self, iterable: Iterable[Any] = (), *, total: int = 0, progress: Progress | None = None, **_: Any
-    ):
+    def __init__(self, iterable: Iterable[Any] = (), *, total: int = 0, progress: Progress | None = None, **_: Any):
         self._iterable, self._total, self._progress, self._done = iterable, total, progress, 0
 
     def __iter__(self) -> Iterator[Any]:

@@ -89,7 +89,5 @@ def _punkt_tables() -> Mapping[str, str]:
         "abbrev_types.txt": "\n".join(sorted(model.abbrev_types)),
         "sent_starters.txt": "\n".join(sorted(model.sent_starters)),
         "collocations.tab": "\n".join("\t".join(pair) for pair in sorted(model.collocations)),
-        "ortho_context.tab": "\n".join(
-            f"{word}\t{flags}" for word, flags in sorted(model.ortho_context.items())
-        ),
+        "ortho_context.tab": "\n".join(f"{word}\t{flags}" for word, flags in sorted(model.ortho_context.items())),
     }

@@ -118,9 +118,7 @@ class EvalSuite:
                 batch_size=self.batch_size,
                 decoding=greedy_decoding(prepared.tokenizer, generation_config or model.generation_config),
                 rendered=prepared.rendered,
-                enable_thinking=self.protocol.enable_thinking
-                if "enable_thinking" in (template or "")
-                else None,
+                enable_thinking=self.protocol.enable_thinking if "enable_thinking" in (template or "") else None,
             )
             _check_context(task, harness.max_length)
             for part in task.parts:
@@ -187,8 +185,7 @@ class EvalSuite:
         )
         if results is None:
             raise MachineError(
-                "LOCAL_RANK is not 0: lm-eval then returns no results. Start mergelab without a "
-                "distributed launcher."
+                "LOCAL_RANK is not 0: lm-eval then returns no results. Start mergelab without a distributed launcher."
             )
         return results
 
@@ -210,9 +207,7 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
     for name in names:
         budget = request.max_gen_toks.get(name, protocol.max_gen_toks.get(name))
         try:
-            subtasks = load_subtasks(
-                TASKS[name], request.data.get(name), protocol.shots(name), budget, notify
-            )
+            subtasks = load_subtasks(TASKS[name], request.data.get(name), protocol.shots(name), budget, notify)
         except (RecipeError, MachineError) as error:
             problems.append(error)
             continue
@@ -221,24 +216,18 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
         raise problems[0]
     if problems:
         kind = next((RecipeError for problem in problems if isinstance(problem, RecipeError)), MachineError)
-        raise kind(
-            problem_list(f"{len(problems)} tasks cannot be loaded.", [str(problem) for problem in problems])
-        )
+        raise kind(problem_list(f"{len(problems)} tasks cannot be loaded.", [str(problem) for problem in problems]))
     return EvalSuite(tuple(tasks), protocol, batch_size)
 
 
 def _check(request: EvalRequest) -> tuple[Protocol, tuple[str, ...], int]:
     """Return protocol, task names and batch size, or raise every problem of the request at once."""
     if request.protocol not in PROTOCOLS:
-        raise RecipeError(
-            f"evals.protocol {request.protocol!r}: unknown{nearest(request.protocol, list(PROTOCOLS))}."
-        )
+        raise RecipeError(f"evals.protocol {request.protocol!r}: unknown{nearest(request.protocol, list(PROTOCOLS))}.")
     protocol = PROTOCOLS[request.protocol]
     names = protocol.tasks if request.tasks is None else request.tasks
     problems = [
-        f"evals.tasks: unknown task {name!r}{nearest(name, list(TASKS))}"
-        for name in names
-        if name not in TASKS
+        f"evals.tasks: unknown task {name!r}{nearest(name, list(TASKS))}" for name in names if name not in TASKS
     ]
     problems += [f"evals.tasks: {name!r} stands twice" for name, times in Counter(names).items() if times > 1]
     if not names:

@@ -98,9 +98,7 @@ TASKS: dict[str, TaskEntry] = {
             unparsable="empty",
             punkt=True,
         ),
-        TaskEntry(
-            "gsm8k", "text", "lm_eval", "gsm8k/gsm8k.yaml", fields=_GSM8K, strict=_MATCH, flexible=_EXTRACT
-        ),
+        TaskEntry("gsm8k", "text", "lm_eval", "gsm8k/gsm8k.yaml", fields=_GSM8K, strict=_MATCH, flexible=_EXTRACT),
         TaskEntry(
             "gsm8k_cot",
             "text",

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from mergelab.errors import DamagedFileError, PairingError
 
@@ -40,6 +43,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise DamagedFileError(f"{path}: expected a JSON object, found {type(config).__name__}.")
     return config
+
+
+def has_vlm_class(folder: Path) -> bool:
+    """Return True if transformers has a class that loads the whole vlm."""
+    return read_config(folder).get("model_type") in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 
 def tower_config(folder: Path, has_head: bool) -> PretrainedConfig:

@@ -89,6 +89,7 @@ def build_tower(config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_f
         text = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
     vlm = None
     if vlm_folder is None:
+        _refuse_computed_buffers(text)
         text.to_empty(device=device)
     else:
         vlm = _load(AutoModelForImageTextToText, vlm_folder, device, dtype)
@@ -103,6 +104,22 @@ def build_tower(config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_f
             "This architecture cannot be measured live yet."
         )
     return LiveModel(text=text.eval(), vlm=vlm)
+
+
+def _refuse_computed_buffers(text: PreTrainedModel) -> None:
+    """Refuse a model with buffers that no checkpoint holds and nobody here computes, before they are random."""
+    stored = text.state_dict().keys()
+    rotary = [name for name, module in text.named_modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    stranded = [
+        name
+        for name, _ in text.named_buffers()
+        if name not in stored and not any(name.startswith(f"{module}.") for module in rotary)
+    ]
+    if stranded:
+        raise PairingError(
+            f"{type(text).__name__}: it computes {', '.join(stranded[:5])} when it is made, which cannot be done here. "
+            "Use the transformers-native conversion of this vlm."
+        )
 
 
 def check_tower(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> None:

@@ -51,9 +51,7 @@ def _unfinished(run: Run, rows: Sequence[Row]) -> list[str]:
     waiting = len(run.missing) + sum(point.point_id not in graded for point in run.points)
     if waiting:
         total = len(run.points) + len(run.missing)
-        lines.append(
-            f"unfinished: {waiting} of {total} points have no graded task yet; the same command continues."
-        )
+        lines.append(f"unfinished: {waiting} of {total} points have no graded task yet; the same command continues.")
     undecided = [row for row in rows if row.role not in PARENTS and not row.verdict]
     for task, found in groupby(sorted(undecided, key=lambda row: row.task), key=lambda row: row.task):
         names = [labels[row.point_id] for row in found]
@@ -75,9 +73,7 @@ def _endpoint_controls(run: Run, rows: Sequence[Row]) -> list[str]:
             continue
         for task in sorted(control.tasks.keys() & parents[role].tasks.keys()):
             total = len(parents[role].tasks[task].samples)
-            different = count_different_answers(
-                control.tasks[task].samples, parents[role].tasks[task].samples
-            )
+            different = count_different_answers(control.tasks[task].samples, parents[role].tasks[task].samples)
             lines.append(
                 f"WARNING: the copy of {role} answers {different} of {total} documents of {task} differently "
                 f"from {role} itself; differences of that size are not caused by a merge."
@@ -87,7 +83,7 @@ def _endpoint_controls(run: Run, rows: Sequence[Row]) -> list[str]:
         own_rows = (control.merge or {}).get("entries_copied")
         if role == "base" and own_rows:
             lines.append(
-                f"the copy of base keeps {own_rows} entries of the vlm's own: embedding rows that no token of base uses."
+                f"the copy of base keeps {own_rows} entries of the vlm's own: embedding rows without a token of base."
             )
         elif _hash(control) != _hash(parents[role]) and None not in (_hash(control), _hash(parents[role])):
             lines.append(f"WARNING: the weights of the copy of {role} are not the weights of {role}.")
@@ -121,9 +117,7 @@ def _equal_points(run: Run, rows: Sequence[Row]) -> list[str]:
         weights = _hash(point)
         if weights is not None and point.role not in PARENTS and copied_parent(point) is None:
             by_hash.setdefault(weights, []).append(labels[point.point_id])
-    return [
-        f"the same weights under two names: {_some(names)}." for names in by_hash.values() if len(names) > 1
-    ]
+    return [f"the same weights under two names: {_some(names)}." for names in by_hash.values() if len(names) > 1]
 
 
 def _weak_parents(run: Run, rows: Sequence[Row]) -> list[str]:
@@ -166,9 +160,7 @@ def _rank_correlation(run: Run, rows: Sequence[Row]) -> list[str]:
     lines: list[str] = []
     weights = {point.point_id: _hash(point) or point.point_id for point in run.points}
     for task in counting_tasks(run, "text"):
-        found = [
-            row for row in rows if row.role == "merge" and row.task == task and row.sink_strength is not None
-        ]
+        found = [row for row in rows if row.role == "merge" and row.task == task and row.sink_strength is not None]
         distinct = len({weights[row.point_id] for row in found})
         sinks, scores = [row.sink_strength for row in found], [row.strict for row in found]
         if len(found) < MIN_MERGES_FOR_RANKS or len(set(sinks)) < 2 or len(set(scores)) < 2:

@@ -16,10 +16,7 @@ def point_labels(points: Sequence[PointFolder]) -> dict[str, str]:
     ordered = sorted(points, key=lambda point: _ORDER.index(point.role))
     labels = {point.point_id: _label(point, points) for point in ordered}
     count = Counter(labels.values())
-    return {
-        point_id: label if count[label] == 1 else f"{label} ({point_id[:8]})"
-        for point_id, label in labels.items()
-    }
+    return {point_id: label if count[label] == 1 else f"{label} ({point_id[:8]})" for point_id, label in labels.items()}
 
 
 def copied_parent(point: PointFolder) -> str | None:
@@ -49,9 +46,7 @@ def _label(point: PointFolder, points: Sequence[PointFolder]) -> str:
     values = [other["parameters"] or {} for other in alike]
     mine: Mapping[str, Any] = point.point["parameters"] or {}
     told = [
-        f"{name}={short_value(mine[name])}"
-        for name in mine
-        if any(other.get(name) != mine[name] for other in values)
+        f"{name}={short_value(mine[name])}" for name in mine if any(other.get(name) != mine[name] for other in values)
     ]
     if len({other.get("seed") for other in alike}) > 1:
         told.append(f"seed={point.point.get('seed')}")

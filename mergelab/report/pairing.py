@@ -62,9 +62,7 @@ def pair_samples(run: Run, task: str, points: Mapping[str, PointFolder]) -> Pair
     clusters = [first[key].get("cluster") for key in kept]
     return Paired(
         strict={name: np.array([by_id[name][key]["strict"] for key in kept], dtype=float) for name in names},
-        clusters=[None if c is None else str(c) for c in clusters]
-        if any(c is not None for c in clusters)
-        else None,
+        clusters=[None if c is None else str(c) for c in clusters] if any(c is not None for c in clusters) else None,
         num_ungradable=len(first) - len(kept),
         kept={name: tuple(by_id[name][key] for key in kept) for name in names},
     )
@@ -75,8 +73,7 @@ def count_different_answers(first: Samples, second: Samples) -> int:
     answers = [{_id(line): line["response"] for line in samples} for samples in (first, second)]
     missing = object()
     return sum(
-        answers[0].get(key, missing) != answers[1].get(key, missing)
-        for key in answers[0].keys() | answers[1].keys()
+        answers[0].get(key, missing) != answers[1].get(key, missing) for key in answers[0].keys() | answers[1].keys()
     )
 
 

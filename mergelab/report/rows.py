@@ -197,18 +197,14 @@ class _Reading:
                 "vlm_strict": _points(scores["vlm"]),
                 "moved_p": _mcnemar(scores["self"], scores["vlm"]),
             }
-            changes |= dict(
-                zip(("delta_vlm", "delta_vlm_low", "delta_vlm_high"), astuple(moved), strict=True)
-            )
+            changes |= dict(zip(("delta_vlm", "delta_vlm_low", "delta_vlm_high"), astuple(moved), strict=True))
         if "base" in scores:
             delta = self._interval(scores["self"], scores["base"], clusters)
             changes |= {"base_strict": _points(scores["base"])}
             changes |= dict(zip(("delta_base", "ci_low", "ci_high"), astuple(delta), strict=True))
         if row.reference in scores:
             reference = scores[row.reference]
-            changes["mde"] = round(
-                statistics.paired_mde(scores["self"], reference, self.alpha, clusters), POINT_DIGITS
-            )
+            changes["mde"] = round(statistics.paired_mde(scores["self"], reference, self.alpha, clusters), POINT_DIGITS)
             changes["mcnemar_p"] = _mcnemar(scores["self"], reference)
         if row.role not in PARENTS and moved is not None:
             if row.reference == "vlm":
@@ -222,9 +218,7 @@ class _Reading:
         gap = self._interval(scores["base"], scores["vlm"], clusters)
         verdict = verdicts.text_verdict(gap, delta.negated(), moved, self.margin)
         changes: dict[str, Any] = {"verdict": verdict}
-        ratio = statistics.recovery_interval(
-            scores["self"], scores["base"], scores["vlm"], self.alpha, clusters
-        )
+        ratio = statistics.recovery_interval(scores["self"], scores["base"], scores["vlm"], self.alpha, clusters)
         if verdicts.has_gap(gap, self.margin) and ratio is not None:
             names = ("recovery", "recovery_low", "recovery_high")
             changes |= dict(zip(names, astuple(ratio.rounded(RATIO_DIGITS)), strict=True))

@@ -129,17 +129,13 @@ def mcnemar_exact(first_only: int, second_only: int) -> float:
     Deviations: none (not the mid-p form).
     """
     if first_only < 0 or second_only < 0:
-        raise ValueError(
-            f"counts of discordant documents must not be negative, found {first_only}, {second_only}"
-        )
+        raise ValueError(f"counts of discordant documents must not be negative, found {first_only}, {second_only}")
     if first_only + second_only == 0:
         return 1.0
     return float(stats.binomtest(first_only, first_only + second_only, 0.5).pvalue)
 
 
-def minimum_detectable_effect(
-    discordance: float, size: float, alpha: float = 0.05, power: float = 0.8
-) -> float:
+def minimum_detectable_effect(discordance: float, size: float, alpha: float = 0.05, power: float = 0.8) -> float:
     """Smallest true difference, in points, that a paired comparison of this size finds with the given power.
 
     MDE = 100 (z_{1 - alpha/2} + z_{power}) sqrt(discordance / size). A discordance below the bound that
@@ -169,9 +165,7 @@ def minimum_detectable_effect(
     return min(float(100 * quantiles * math.sqrt(share / size)), 100.0)
 
 
-def paired_mde(
-    first: ArrayLike, second: ArrayLike, alpha: float, clusters: Sequence[Hashable] | None = None
-) -> float:
+def paired_mde(first: ArrayLike, second: ArrayLike, alpha: float, clusters: Sequence[Hashable] | None = None) -> float:
     """``minimum_detectable_effect`` of two models on the same documents.
 
     Its discordance is mean(d^2), its size n over the design effect. Arguments as in ``paired_interval``.
@@ -262,9 +256,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _sample(
-    first: ArrayLike, second: ArrayLike, alpha: float, clusters: Sequence[Hashable] | None
-) -> _Sample:
+def _sample(first: ArrayLike, second: ArrayLike, alpha: float, clusters: Sequence[Hashable] | None) -> _Sample:
     scores = [np.asarray(values, dtype=np.float64) for values in (first, second)]
     n = len(scores[0])
     if scores[0].shape != (n,) or scores[1].shape != (n,) or n == 0:

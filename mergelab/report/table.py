@@ -160,9 +160,7 @@ def _caption(run: Run, found: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _task_table(
-    found: Sequence[Row], labels: dict[str, str], adjusted: dict[tuple[str, str], float]
-) -> list[str]:
+def _task_table(found: Sequence[Row], labels: dict[str, str], adjusted: dict[tuple[str, str], float]) -> list[str]:
     reference = found[0].reference
     header = ["point", "S", "strict", "flexible", f"minus {reference}", "p", "MDE"]
     header += ["minus vlm", "recovery"] if reference == "base" else []
@@ -171,8 +169,7 @@ def _task_table(
     lines = [
         f"## {found[0].task}",
         "",
-        f"{found[0].modality}, protocol {found[0].protocol}, n = {max(row.n for row in found)}, "
-        f"reference {reference}.",
+        f"{found[0].modality}, protocol {found[0].protocol}, n = {max(row.n for row in found)}, reference {reference}.",
         "",
         _line(header),
         _line(["---"] * len(header)),
@@ -190,11 +187,7 @@ def _task_table(
             _number(row.flexible),
         ]
         cells += [delta if reference == "base" else moved, _p(row.mcnemar_p), _number(row.mde)]
-        cells += (
-            [moved, _difference(row.recovery, row.recovery_low, row.recovery_high)]
-            if reference == "base"
-            else []
-        )
+        cells += [moved, _difference(row.recovery, row.recovery_low, row.recovery_high)] if reference == "base" else []
         cells += [_p(adjusted.get((row.point_id, row.task)))] if "p vlm (Holm)" in header else []
         cells += [str(value) for value in (row.n, row.truncated, row.empty, row.unparsable)]
         lines.append(_line([*cells, marked.verdict, marked.overall]))

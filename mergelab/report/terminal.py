@@ -54,16 +54,12 @@ def closing_lines(run: Run, margin: float | None = None) -> list[str]:
     found = rows(run, margin)
     lines: list[str] = []
     if any(is_weak(row) for row in found):
-        lines.append(
-            f"{WEAK_MARK} more than 2 % of the answers were cut off, or strict is under 5: read with care."
-        )
+        lines.append(f"{WEAK_MARK} more than 2 % of the answers were cut off, or strict is under 5: read with care.")
     if any(row.standing == EXPLORATORY for row in found):
         lines.append("* a cell of a grid: exploratory, nothing is corrected for looking at several.")
     lines += notes(run, found)
     occurring = dict.fromkeys(row.verdict for row in found if row.verdict)
-    lines += [
-        f"{verdict}: {verdicts.SENTENCES[verdict]}" for verdict in verdicts.SENTENCES if verdict in occurring
-    ]
+    lines += [f"{verdict}: {verdicts.SENTENCES[verdict]}" for verdict in verdicts.SENTENCES if verdict in occurring]
     lines += _undetectable(found)
     lines.append(_closing_line(run, found))
     wrapped = [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
@@ -159,9 +155,7 @@ def _undetectable(found: Sequence[Row]) -> list[str]:
         ]
         if effects:
             span = f"{min(effects):.1f}" + (f" to {max(effects):.1f}" if len(effects) > 1 else "")
-            lines.append(
-                f"where {task} is inconclusive, it would show a difference of {span} points (80 % power)."
-            )
+            lines.append(f"where {task} is inconclusive, it would show a difference of {span} points (80 % power).")
     return lines
 
 

@@ -121,9 +121,7 @@ def _refuse_unreadable(
     if attention_mask is None and not is_causal:
         problems.append("its attention sees later tokens, expected causal attention")
     if attention_mask is not None and attention_mask.dtype != torch.bool:
-        problems.append(
-            f"its attention mask is {attention_mask.dtype} and may change scores, expected a boolean mask"
-        )
+        problems.append(f"its attention mask is {attention_mask.dtype} and may change scores, expected a boolean mask")
     elif attention_mask is not None and bool(attention_mask.triu(diagonal=1).any()):
         problems.append("its attention mask shows later tokens, expected causal attention")
     if problems:
@@ -133,9 +131,7 @@ def _refuse_unreadable(
         )
 
 
-def score_rows(
-    query: Tensor, key: Tensor, attention_mask: Tensor | None, scaling: float | None = None
-) -> Rows:
+def score_rows(query: Tensor, key: Tensor, attention_mask: Tensor | None, scaling: float | None = None) -> Rows:
     """Compute the row statistics of causal attention from queries and keys, a block of queries at a time.
 
         scores[h, q, k] = scaling * sum_d query[h, q, d] * key[h // (H / KV), k, d]    in float32, k <= q

@@ -97,9 +97,7 @@ def measure_sink(
     try:
         summary = summarize_rows(measured)
     except ValueError as error:
-        raise ArchitectureError(
-            f"{type(model).__name__}: {error}. Its windows leave nothing to compare."
-        ) from error
+        raise ArchitectureError(f"{type(model).__name__}: {error}. Its windows leave nothing to compare.") from error
     return {
         **summary,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -147,9 +145,7 @@ def _check_lengths(model: PreTrainedModel, prompts: Prompts, inputs: _Inputs) ->
                 "one token has no other key to attend to"
             )
         elif positions is not None and len(token_ids) > positions:
-            problems.append(
-                f"prompt {number} ({text[:40]!r}): {len(token_ids)} tokens, the model has {positions}"
-            )
+            problems.append(f"prompt {number} ({text[:40]!r}): {len(token_ids)} tokens, the model has {positions}")
     if problems:
         advice = "Change these prompts, or leave them out of the file."
         raise RecipeError(problem_list(f"prompts {prompts.name}: not fit for this model", problems, advice))

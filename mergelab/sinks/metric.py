@@ -77,9 +77,7 @@ def measure_rows(scores: Tensor, visible: Tensor) -> Rows:
     scores keep every row with two visible keys finite. ``read_bfloat16`` gives the other read-out.
     """
     if scores.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"scores are {scores.dtype}, expected float32 or float64: log-odds need the precision"
-        )
+        raise ValueError(f"scores are {scores.dtype}, expected float32 or float64: log-odds need the precision")
     visible = visible.expand(scores.shape)
     num_visible = visible.sum(dim=-1)
     if int(num_visible.min()) < 1:

@@ -58,9 +58,7 @@ def _parse(name: str, source: str, content: bytes) -> Prompts:
     try:
         lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise RecipeError(
-            f"prompts {source}: not UTF-8 at byte {error.start}. Save the file as UTF-8."
-        ) from error
+        raise RecipeError(f"prompts {source}: not UTF-8 at byte {error.start}. Save the file as UTF-8.") from error
     first_line: dict[str, int] = {}
     problems = []
     for number, line in enumerate(lines, start=1):
@@ -77,9 +75,7 @@ def _parse(name: str, source: str, content: bytes) -> Prompts:
     if not first_line and not problems:
         problems.append("the file is empty, expected one JSON object with a prompt a line")
     if problems:
-        raise RecipeError(
-            problem_list(f"prompts {source}:", problems, "Correct these lines; nothing was measured.")
-        )
+        raise RecipeError(problem_list(f"prompts {source}:", problems, "Correct these lines; nothing was measured."))
     texts = tuple(first_line)
     canonical = json.dumps(texts, ensure_ascii=False).encode("utf-8")
     return Prompts(name=name, texts=texts, sha256=hashlib.sha256(canonical).hexdigest())

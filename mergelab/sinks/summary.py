@@ -167,8 +167,7 @@ def summarize_rows(prompts: Sequence[Mapping[int, Rows]]) -> dict[str, Any]:
         "sink_rate": sink_rates(prompts),
         "per_prompt": [median(values) for values in by_prompt],
         "per_layer": {
-            str(layer): median(_pool(head for prompt in kept for head in prompt[layer].log_odds))
-            for layer in layers
+            str(layer): median(_pool(head for prompt in kept for head in prompt[layer].log_odds)) for layer in layers
         },
         "per_head": [
             [median(_pool(prompt[layer].log_odds[head] for prompt in kept)) for head in range(heads)]

@@ -88,6 +88,9 @@ class Prepared:
     prompts: Prompts
     tokenizers: Tokenizers
     tower_config: PretrainedConfig
+    config_hashes: dict[str, str]
+    """Of every model's ``config.json``: rotary base, epsilons and windows are no weights, yet decide answers."""
+
     device: str
     dtype: torch.dtype
     """Of the tower's weights and forward passes."""
@@ -141,6 +144,10 @@ def prepare(
         prompts=prompts,
         tokenizers=tokenizers,
         tower_config=config,
+        config_hashes={
+            role: hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True).encode()).hexdigest()
+            for role, checkpoint in models.checkpoints.items()
+        },
         device=device,
         dtype=live_dtype(jobs),
     )

@@ -25,6 +25,9 @@ class Outcome:
     failures: dict[str, str] = field(default_factory=dict)
     """Label of a failed point -> why."""
 
+    bug: Exception | None = None
+    """The first error that is no failure of a point but a bug of ours; the other points were still worked on."""
+
 
 def run(
     prepared: Prepared,
@@ -51,6 +54,11 @@ def run(
             except (MergelabError, torch.OutOfMemoryError) as error:
                 outcome.failures[f"{point.label} ({point.point_id})"] = str(error)
                 failed(point, str(error))
+                continue
+            except Exception as error:
+                # Hours of other points must not be lost to it; whoever called raises it once they are done.
+                outcome.bug = outcome.bug or error
+                failed(point, f"{type(error).__name__}: {error}")
                 continue
             outcome.num_worked += worked
             finished(point, worked)

@@ -9,23 +9,24 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mergelab import records
-from mergelab.checkpoints.reader import torch_dtype
 from mergelab.engine.export import Export, export_vlm
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.stream import stream
 from mergelab.engine.targets import LiveTarget, hash_live
 from mergelab.errors import DamagedFileError, MergelabError
 from mergelab.evals.loaded import LoadedTask
-from mergelab.live.model import LiveModel, build_tower, load_text_model
+from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
 from mergelab.sweeps.experiment import Point, Prepared
 from mergelab.sweeps.identity import stage_key
+from mergelab.sweeps.loading import load_text_parent, load_tower, stored_dtype
 
 Report = Callable[[Point, str, float], None]
 """Told the point, what is being done, and how much of that is done (0..1)."""
@@ -49,7 +50,7 @@ class Worker:
     def due(self, point: Point) -> list[str]:
         """Return the stages of a point that are not done: ``merge``, ``weights``, ``sink``, and names of tasks."""
         stages = []
-        keeps = self.prepared.recipe.keep_weights == "always" and point.operation is not None
+        keeps = self.prepared.recipe.keep_weights == "always" and point.spec.role == "merge"
         if keeps and not self._weights_folder(point).is_dir():
             stages.append("weights")
         for stage in records.STAGES:
@@ -71,22 +72,23 @@ class Worker:
         due = self.due(point)
         if not due:
             return False
-        live = self._weights(point, record=("merge" in due))
+        live, weights = self._weights(point, record=("merge" in due))
         if "weights" in due:
             self._keep_weights(point)
-        weights = hash_live(live.tensors())
         self._write_point(point, weights)
         if "sink" in due:
             self.report(point, "sink", 0.0)
             self._measure(point, live)
-        for task in self._tasks(point):
-            if task.name in due:
-                if hash_live(live.tensors()) != weights:
-                    raise MergelabError(
-                        f"point {point.point_id}: its live weights changed before {task.name} was graded. "
-                        "This is a bug of mergelab; the stage was not written."
-                    )
-                self._grade(point, live, task)
+        graded = [task for task in self._tasks(point) if task.name in due]
+        for task in graded:
+            self._grade(point, live, task)
+        if graded and hash_live(live.tensors()) != weights:
+            for task in graded:
+                records.remove_task(self.folder, point.point_id, task.name)
+            raise MergelabError(
+                f"point {point.point_id}: its live weights changed while it was graded. "
+                "This is a bug of mergelab; the answers were thrown away."
+            )
         return True
 
     def _tasks(self, point: Point) -> list[LoadedTask]:
@@ -101,34 +103,57 @@ class Worker:
         prepared = self.prepared
         if stage == "merge":
             return {"stage": "merge"}
-        common = {"stage": stage, "dtype": str(self._dtype(point)), "tokenizers": prepared.tokenizers.sha256}
+        common = {
+            "stage": stage,
+            "dtype": str(self._dtype(point)),
+            "tokenizers": prepared.tokenizers.sha256,
+            "config": prepared.config_hashes[str(point.spec.role) if point.spec.is_parent else "vlm"],
+        }
         if stage == "sink":
             sink = prepared.recipe.sink
-            return {**common, "prompts": prepared.prompts.sha256, "last_layers": sink.last_layers, "sink": sink.dtype}
+            return {
+                **common,
+                "prompts": prepared.prompts.sha256,
+                "last_layers": sink.last_layers,
+                "sink": sink.dtype,
+                "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
+            }
         task = next(task for task in prepared.suite.tasks if task.name == stage)
         return {**common, "task": task.stage, "backend": prepared.recipe.evals.backend}
 
     def _dtype(self, point: Point) -> torch.dtype:
-        """Return the dtype of a point's weights: a parent's own, for all others the tower's."""
-        if point.spec.role not in ("base", "ancestor"):
-            return self.prepared.dtype
-        headers = self.prepared.models.checkpoints[point.spec.role].tensors.values()
-        return torch_dtype(max(headers, key=lambda header: header.num_entries).dtype)
+        """Return the dtype of a point's weights: a parent's own, for all others the output's."""
+        return stored_dtype(self.prepared, point.spec.role) if point.spec.is_parent else self.prepared.dtype
 
-    def _weights(self, point: Point, record: bool) -> LiveModel:
-        prepared, role = self.prepared, point.spec.role
+    def _weights(self, point: Point, record: bool) -> tuple[LiveModel, str]:
+        """Return the live model that holds the point's weights, and their hash."""
         self.report(point, "weights", 0.0)
-        if role in ("base", "ancestor"):
-            folder = prepared.models.checkpoints[role].folder
-            return load_text_model(folder, prepared.device, self._dtype(point))
-        if role == "vlm":
-            self._tower = None  # a tower that was overwritten is no longer the vlm
-            return self._live_tower()
-        live = self._live_tower()
+        if point.operation is None:
+            live = self._parent(point)
+            return live, hash_live(live.tensors())
+        if self._tower is None:
+            gc.collect()
+            self._tower = load_tower(self.prepared, self.prepared.dtype)
+        live = self._tower
+        weights = self._merge(point, live, record)
+        return live, weights
+
+    def _parent(self, point: Point) -> LiveModel:
+        if point.spec.role != "vlm":
+            return load_text_parent(self.prepared, str(point.spec.role))
+        live = load_tower(self.prepared, self._dtype(point))
+        # The next points overwrite it, unless they are of another dtype.
+        self._tower = live if self._dtype(point) == self.prepared.dtype else None
+        return live
+
+    def _merge(self, point: Point, live: LiveModel, record: bool) -> str:
+        """Stream the point's weights into the live model, write ``merge.json``, and return the weights' hash."""
+        prepared = self.prepared
+        assert point.operation is not None
         target = LiveTarget(live.tensors())
         target.check(list(prepared.jobs))
+        reset_peak_memory(prepared.device)
         started = time.perf_counter()
-        assert point.operation is not None
         statistics = stream(
             prepared.jobs,
             point.operation,
@@ -138,20 +163,20 @@ class Worker:
         )
         seconds = time.perf_counter() - started
         weights = hash_live(live.tensors())
-        if record:
-            value = {
-                "key": self._key(point, "merge"),
-                **statistics.record(),
-                "tensors_copied": len(prepared.models.pairing.copied),
-                "tensors_explained": dict(prepared.models.pairing.explained),
-                "weights_hash": weights,
-                "seconds": seconds,
-                "peak_memory_bytes": peak_memory_bytes(prepared.device),
-            }
-            records.write_stage(self.folder, point.point_id, "merge", value)
-        else:
+        if not record:
             self._check_same_weights(point, weights)
-        return live
+            return weights
+        value = {
+            "key": self._key(point, "merge"),
+            **statistics.record(),
+            "tensors_copied": len(prepared.models.pairing.copied),
+            "tensors_explained": dict(prepared.models.pairing.explained),
+            "weights_hash": weights,
+            "seconds": seconds,
+            "peak_memory_bytes": peak_memory_bytes(prepared.device),
+        }
+        records.write_stage(self.folder, point.point_id, "merge", value)
+        return weights
 
     def _weights_folder(self, point: Point) -> Path:
         return self.folder / "points" / point.point_id / "weights"
@@ -174,20 +199,6 @@ class Worker:
                 f"{path}: this point was begun with weights {known[:12]} and now comes out as {weights[:12]}. "
                 "Its records and this machine's arithmetic differ; start a new --out."
             )
-
-    def _live_tower(self) -> LiveModel:
-        if self._tower is None:
-            gc.collect()
-            prepared = self.prepared
-            vlm = prepared.models.checkpoints["vlm"].folder
-            if prepared.models.sees_pictures:
-                live = build_tower(prepared.tower_config, prepared.device, prepared.dtype, vlm)
-            else:  # a plain text checkpoint stands as vlm
-                live = load_text_model(vlm, prepared.device, prepared.dtype)
-            if not prepared.has_vision:
-                live = LiveModel(text=live.text)
-            self._tower = live
-        return self._tower
 
     def _write_point(self, point: Point, weights: str) -> None:
         spec = point.spec
@@ -235,8 +246,14 @@ class Worker:
         records.write_task(self.folder, point.point_id, task.name, metrics, result.samples)
 
 
+def reset_peak_memory(device: str) -> None:
+    """Begin to count the peak memory of a CUDA device anew; a process has no such switch."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory_bytes(device: str) -> int:
-    """Return the most memory this process has held: on a CUDA device there, else resident on the host."""
+    """Return the most memory held on a CUDA device since the reset, else by this process since it started."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024

@@ -62,9 +62,7 @@ ROLES: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 """Role of every tensor outside the tower, first match on the stripped name."""
 
-BUFFER = re.compile(
-    r"(?:^|\.)(?:rotary_emb\.(?:\w*inv_freq|cos_cached|sin_cached)|position_ids|masked_bias)$"
-)
+BUFFER = re.compile(r"(?:^|\.)(?:rotary_emb\.(?:\w*inv_freq|cos_cached|sin_cached)|position_ids|masked_bias)$")
 """Tensors that a model computes itself; older files store them."""
 
 REFUSED: tuple[tuple[str, re.Pattern[str], str], ...] = (

@@ -69,9 +69,7 @@ def tie_flags(config: Mapping[str, Any]) -> tuple[bool, ...]:
     return tuple(flag for flag in flags if isinstance(flag, bool))
 
 
-def locate_tower(
-    tensors: Mapping[str, TensorLike], config: Mapping[str, Any], known: Collection[str] = ()
-) -> Tower:
+def locate_tower(tensors: Mapping[str, TensorLike], config: Mapping[str, Any], known: Collection[str] = ()) -> Tower:
     """Find the tower by its names.
 
     Args:

@@ -131,9 +131,7 @@ class Accounts:
         elif mine.has_head and not vlm.has_head:
             self.explain(role, HEAD, "the vlm ties its head; allowed only if it equals the embedding")
             reason = f"the vlm stores no head, so the head of {role} must equal its embedding"
-            self.must_equal.append(
-                MustEqual((role, mine.stored[HEAD]), (role, mine.stored[EMBEDDING]), reason)
-            )
+            self.must_equal.append(MustEqual((role, mine.stored[HEAD]), (role, mine.stored[EMBEDDING]), reason))
 
     def compare(self, role: str) -> None:
         """Note every tensor without partner or of another shape or dtype family, and other head counts."""
@@ -186,9 +184,7 @@ class Accounts:
         vocabularies = {role: read_vocabulary(model.folder) for role, model in self.models.items()}
         unread = [role for role, tokens in vocabularies.items() if tokens is None]
         for name in VOCABULARY_TENSORS:
-            if not all(
-                name in t.stored or (name == HEAD and r in self.virtual) for r, t in self.towers.items()
-            ):
+            if not all(name in t.stored or (name == HEAD and r in self.virtual) for r, t in self.towers.items()):
                 continue
             num_rows = {role: self.header(role, name).shape[0] for role in self.towers}
             try:
@@ -236,8 +232,7 @@ class Accounts:
     def layer_counts(self, role: str) -> str:
         """Word a difference in the number of layers."""
         mine, vlm = (
-            len({match[1] for name in self.towers[who].stored if (match := LAYER.match(name))})
-            for who in (role, "vlm")
+            len({match[1] for name in self.towers[who].stored if (match := LAYER.match(name))}) for who in (role, "vlm")
         )
         return f"{role} has {mine} layers, vlm {vlm}" if mine != vlm else ""
 

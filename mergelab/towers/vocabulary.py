@@ -87,9 +87,7 @@ def read_fast(path: Path) -> tuple[dict[str, int], dict[str, int]]:
 def read_added_decoder(path: Path) -> dict[str, int]:
     """Return the tokens of ``added_tokens_decoder`` (row as text -> object with content)."""
     decoder = read_object(path).get("added_tokens_decoder") or {}
-    if not isinstance(decoder, dict) or not all(
-        row.isdecimal() and isinstance(e, dict) for row, e in decoder.items()
-    ):
+    if not isinstance(decoder, dict) or not all(row.isdecimal() and isinstance(e, dict) for row, e in decoder.items()):
         raise damaged(path, "added_tokens_decoder does not map rows to objects")
     return tokens_in({entry.get("content"): int(row) for row, entry in decoder.items()}, path)
 

@@ -48,9 +48,7 @@ def test_sharded_folder_gives_every_tensor_in_name_order(sharded: Path) -> None:
         name: tuple(tensor.shape) for name, tensor in expected.items()
     }
     assert {header.dtype for header in checkpoint.tensors.values()} == {"BF16"}
-    assert [shard.name for shard in checkpoint.shards] == [
-        f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
-    ]
+    assert [shard.name for shard in checkpoint.shards] == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
     assert checkpoint.num_bytes == sum(2 * tensor.numel() for tensor in expected.values())
     assert checkpoint.config == {"model_type": "llama"}
 
@@ -177,9 +175,7 @@ def test_other_weight_formats_are_named(tmp_path: Path, name: str, words: str) -
 
 def test_git_lfs_pointer_is_named(tmp_path: Path) -> None:
     folder = hand_made(tmp_path / "lfs", text_tensors())
-    (folder / "model.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    )
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     assert "is a Git LFS pointer" in refusal(folder)
 
 
@@ -259,8 +255,6 @@ def test_files_shorter_than_a_header_are_refused(tmp_path: Path, content: bytes)
 
 
 def test_empty_and_scalar_tensors_open(tmp_path: Path) -> None:
-    folder = hand_made(
-        tmp_path / "odd", {"a": torch.zeros(0, 8), "b": torch.tensor(3.0), "c": torch.zeros(3)}
-    )
+    folder = hand_made(tmp_path / "odd", {"a": torch.zeros(0, 8), "b": torch.tensor(3.0), "c": torch.zeros(3)})
     shapes = {name: header.shape for name, header in open_checkpoint(folder).tensors.items()}
     assert shapes == {"a": (0, 8), "b": (), "c": (3,)}

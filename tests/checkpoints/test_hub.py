@@ -96,9 +96,7 @@ def test_snapshot_without_tokenizer_is_enough_offline(cache: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("lost", ["config.json", "model-00002-of-00002.safetensors"])
-def test_incomplete_snapshot_is_refused_offline_with_the_missing_file(
-    cache: Path, tmp_path: Path, lost: str
-) -> None:
+def test_incomplete_snapshot_is_refused_offline_with_the_missing_file(cache: Path, tmp_path: Path, lost: str) -> None:
     items = list(text_tensors().items())
     snapshot = cached_repository(cache, dict(items[::2]), dict(items[1::2]))
     (snapshot / lost).unlink()
@@ -111,9 +109,7 @@ def test_unknown_repository_is_refused_offline(cache: Path, tmp_path: Path) -> N
         resolve_source("owner/name", "v2", tmp_path)
 
 
-def test_failed_download_is_one_clear_error(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_download_is_one_clear_error(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     # A closed port of this machine: the refusal comes at once, with or without a network.
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")

@@ -38,9 +38,7 @@ def test_every_dtype_is_read_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("start", "stop"), [(0, 0), (0, 1), (3, 11), (0, 96), (95, 96), (96, 96)])
 def test_ranges_are_slices_of_the_flat_tensor(tmp_path: Path, start: int, stop: int) -> None:
     tensors = text_tensors()
-    header = open_checkpoint(hand_made(tmp_path / "m", tensors)).tensors[
-        "model.layers.1.mlp.down_proj.weight"
-    ]
+    header = open_checkpoint(hand_made(tmp_path / "m", tensors)).tensors["model.layers.1.mlp.down_proj.weight"]
     found = read_entries(header, start, stop)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, tensors[header.name].reshape(-1)[start:stop])
@@ -48,9 +46,7 @@ def test_ranges_are_slices_of_the_flat_tensor(tmp_path: Path, start: int, stop: 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (5, 4), (0, 97)])
 def test_ranges_outside_the_tensor_are_refused(tmp_path: Path, start: int, stop: int) -> None:
-    header = open_checkpoint(hand_made(tmp_path / "m", text_tensors())).tensors[
-        "model.layers.1.mlp.down_proj.weight"
-    ]
+    header = open_checkpoint(hand_made(tmp_path / "m", text_tensors())).tensors["model.layers.1.mlp.down_proj.weight"]
     with pytest.raises(ValueError, match="of 96"):
         read_entries(header, start, stop)
 

@@ -80,9 +80,7 @@ def test_no_mutated_file_is_accepted_that_the_reference_refuses(tmp_path: Path, 
         if problems:
             refused += 1
         else:
-            assert expected == {header.name: (header.dtype, header.shape) for header in headers}, (
-                path.read_bytes()
-            )
+            assert expected == {header.name: (header.dtype, header.shape) for header in headers}, path.read_bytes()
     assert refused > 30
 
 

@@ -25,14 +25,10 @@ from tests.checkpoints.test_reader import EVERY_DTYPE
 
 
 def plans(tensors: dict[str, torch.Tensor]) -> list[TensorPlan]:
-    return [
-        TensorPlan(name, DTYPE_CODES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()
-    ]
+    return [TensorPlan(name, DTYPE_CODES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()]
 
 
-def write_all(
-    final: Path, tensors: dict[str, torch.Tensor], shard_bytes: int = 10**9, block: int = 10**9
-) -> Path:
+def write_all(final: Path, tensors: dict[str, torch.Tensor], shard_bytes: int = 10**9, block: int = 10**9) -> Path:
     """Write ``tensors`` in blocks of ``block`` entries, in a seeded random order."""
     blocks = [(name, start) for name, tensor in tensors.items() for start in range(0, tensor.numel(), block)]
     random.Random(0).shuffle(blocks)
@@ -93,9 +89,7 @@ def test_files_are_readable_by_all_and_names_are_those_of_transformers(tmp_path:
     folder = write_all(tmp_path / "out", text_tensors(), 1000)
     shards = sorted(folder.glob("*.safetensors"))
     count = len(shards)
-    assert [path.name for path in shards] == [
-        f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)
-    ]
+    assert [path.name for path in shards] == [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(2 * tensor.numel() for tensor in text_tensors().values())
@@ -130,9 +124,7 @@ def test_gaps_and_doubled_blocks_refuse_to_commit(tmp_path: Path, mistake: objec
         (0, torch.zeros(2, 2), "expected a flat block"),
     ],
 )
-def test_blocks_that_do_not_fit_are_refused(
-    tmp_path: Path, start: int, block: torch.Tensor, words: str
-) -> None:
+def test_blocks_that_do_not_fit_are_refused(tmp_path: Path, start: int, block: torch.Tensor, words: str) -> None:
     with (
         pytest.raises(ValueError, match=words),
         CheckpointWriter(tmp_path / "out", [TensorPlan("a", "F32", (2, 2))]) as target,
@@ -150,9 +142,7 @@ def test_an_error_inside_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "name", ["../x", "a/b", "", "..", "model.safetensors", "model.safetensors.index.json"]
-)
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "..", "model.safetensors", "model.safetensors.index.json"])
 def test_side_files_cannot_leave_the_folder_or_replace_weights(tmp_path: Path, name: str) -> None:
     with (
         pytest.raises(ValueError, match="cannot be added"),
@@ -195,9 +185,7 @@ def test_disk_space_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == []
 
 
-def test_disk_that_fills_up_is_named_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_that_fills_up_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int, data: memoryview, position: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -76,9 +76,7 @@ def test_shipped_pair_carries_the_name_of_its_file(name):
     assert all(source.id.count("/") == 1 for source in pair.sources.values() if not source.is_folder)
 
 
-@pytest.mark.parametrize(
-    "path", [*list_recipes().values(), *list_pairs().values()], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", [*list_recipes().values(), *list_pairs().values()], ids=lambda path: path.name)
 def test_shipped_file_begins_with_purpose_hardware_and_expectation(path):
     comments = [line for line in path.read_text().split("\n") if line.startswith("#")]
     header = "\n".join(comments)
@@ -89,9 +87,7 @@ def test_shipped_file_begins_with_purpose_hardware_and_expectation(path):
 
 def test_readme_has_a_line_for_every_file():
     readme = (configs_folder() / "README.md").read_text()
-    assert [
-        path.name for path in (*list_recipes().values(), *list_pairs().values()) if path.name not in readme
-    ] == []
+    assert [path.name for path in (*list_recipes().values(), *list_pairs().values()) if path.name not in readme] == []
 
 
 def test_configs_inside_the_package_come_first(tmp_path, monkeypatch):
@@ -120,9 +116,7 @@ print(sorted({{"torch", "transformers", "lm_eval", "numpy"}} & set(sys.modules))
 """
 
 
-@pytest.mark.parametrize(
-    ("extra", "loaded"), [("", "[]"), ("import numpy", "['numpy']")], ids=["rooms", "control"]
-)
+@pytest.mark.parametrize(("extra", "loaded"), [("", "[]"), ("import numpy", "['numpy']")], ids=["rooms", "control"])
 def test_reading_recipes_loads_nothing_heavy(extra, loaded):
     program = WITHOUT.format(extra=extra)
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -69,9 +69,7 @@ def test_recipe_given_as_pair_says_so(tmp_path):
 
 def test_folders_are_relative_to_the_pair_file_and_hub_ids_stay(tmp_path):
     (tmp_path / "org" / "local").mkdir(parents=True)
-    (tmp_path / "p.yaml").write_text(
-        "name: x\nbase: org/local\nvlm: org/hub\nancestor: {id: org/hub, revision: abc}\n"
-    )
+    (tmp_path / "p.yaml").write_text("name: x\nbase: org/local\nvlm: org/hub\nancestor: {id: org/hub, revision: abc}\n")
     pair = load_pair("p.yaml", beside=tmp_path)
     assert pair.base == Source(id=str(tmp_path / "org" / "local"))
     assert (pair.base.is_folder, pair.base.location) == (True, str(tmp_path / "org" / "local"))
@@ -126,9 +124,7 @@ def test_pair_from_folders_refuses_one_model_twice():
 
 
 def test_unknown_pair_names_the_nearest():
-    with pytest.raises(
-        RecipeError, match=r"pair qwen2-vl-7b: no pair has this name \(did you mean `qwen2.5-vl-7b`"
-    ):
+    with pytest.raises(RecipeError, match=r"pair qwen2-vl-7b: no pair has this name \(did you mean `qwen2.5-vl-7b`"):
         load_pair("qwen2-vl-7b")
     with pytest.raises(RecipeError, match=r"pair ./x.yaml: no such file: /"):
         load_pair("./x.yaml")

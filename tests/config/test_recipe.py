@@ -48,8 +48,7 @@ BAD = {
         GOOD + "base: x\nancestor: y\n",
         [
             "base: a key of pairs, not of recipes; write it in a pair file and name that file with `pair:`",
-            "ancestor: a key of pairs, not of recipes; write it in a pair file and name that "
-            "file with `pair:`",
+            "ancestor: a key of pairs, not of recipes; write it in a pair file and name that file with `pair:`",
         ],
     ),
     "method-as-key": (GOOD + "linear: {}\n", ["linear: a method, not a key; write method: linear"]),
@@ -70,15 +69,13 @@ BAD = {
         "ifeval, batch_size: '8'}\n"
         "sink: {last_layers: some}\nkeep_weights: true\n",
         [
-            "name: expected letters, digits, dots, dashes and underscores, the first a letter "
-            'or digit, found "a b"',
+            'name: expected letters, digits, dots, dashes and underscores, the first a letter or digit, found "a b"',
             'zero_point: expected ancestor or base, found "bas" (did you mean `base`?)',
             "seeds.1: expected a whole number, found true",
             "seeds.2: expected a whole number, found 1.5",
             "seeds.3: expected at least 0, found -1",
             'controls.0: expected endpoints or gaussian, found "endpoint" (did you mean `endpoints`?)',
-            'output_dtype: expected auto, float32, bfloat16 or float16, found "bf16" (did you '
-            "mean `bfloat16`?)",
+            'output_dtype: expected auto, float32, bfloat16 or float16, found "bf16" (did you mean `bfloat16`?)',
             "keep_weights: expected never or always, found true",
             'sink.last_layers: expected auto or a whole number, found "some"',
             'evals.tasks: expected auto or a list, found "ifeval"',
@@ -231,9 +228,7 @@ def test_endless_grid_is_refused_before_it_is_made(tmp_path):
 def test_pair_given_as_recipe_says_so(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_text("name: p\nbase: a\nvlm: b\n")
-    with pytest.raises(
-        RecipeError, match=r"p.yaml: this is a pair, not a recipe\. Give .* this file with --pair"
-    ):
+    with pytest.raises(RecipeError, match=r"p.yaml: this is a pair, not a recipe\. Give .* this file with --pair"):
         load_recipe(path)
 
 
@@ -246,9 +241,7 @@ def test_smallest_recipe_takes_the_documented_defaults(tmp_path):
     assert (recipe.conventions, recipe.seeds, recipe.controls) == ("paper", (0,), ("endpoints", "gaussian"))
     assert (recipe.output_dtype, recipe.keep_weights, recipe.track) == ("auto", "never", "none")
     assert recipe.sink == Sink(last_layers="auto", prompts="builtin-v1", dtype="auto")
-    assert recipe.evals == Evals(
-        protocol="auto", tasks="auto", data={}, limit=None, batch_size=None, max_gen_toks={}
-    )
+    assert recipe.evals == Evals(protocol="auto", tasks="auto", data={}, limit=None, batch_size=None, max_gen_toks={})
     assert (recipe.evals.backend, recipe.evals.template) == ("hf", "base")
     assert recipe.claims == Claims(margin=2.0, alpha=0.05, primary="auto", correction="holm")
     assert recipe.entries == (Merge(method="ties"),)
@@ -328,9 +321,7 @@ def test_resolved_recipe_has_every_field_filled_in(full):
 
 def test_pairs_beside_the_recipe_come_before_shipped_ones(tmp_path):
     (tmp_path / "pairs").mkdir()
-    (tmp_path / "pairs" / "bench.yaml").write_text(
-        "name: bench\nbase: org/b\nvlm: org/v\nprotocol: bench-v1\n"
-    )
+    (tmp_path / "pairs" / "bench.yaml").write_text("name: bench\nbase: org/b\nvlm: org/v\nprotocol: bench-v1\n")
     (tmp_path / "a.yaml").write_text(GOOD)
     assert load_experiment(tmp_path / "a.yaml").pair.base.id == "org/b"
 

@@ -16,9 +16,10 @@ def read(tmp_path, text):
 
 
 def test_read_documents_keeps_order_and_further_fields(tmp_path):
-    assert [
-        d["answer"] for d in read(tmp_path, f'{GOOD}\n\n{{"question": "q", "answer": "b", "x": 1}}\n')
-    ] == ["a", "b"]
+    assert [d["answer"] for d in read(tmp_path, f'{GOOD}\n\n{{"question": "q", "answer": "b", "x": 1}}\n')] == [
+        "a",
+        "b",
+    ]
 
 
 def test_read_documents_keeps_line_separators_inside_strings(tmp_path):

@@ -65,9 +65,7 @@ def grade(folder, task, documents, answers):
     )
     model = ScriptedModel({f"[{name}]": answer for name, answer in answers.items()})
     samples = load_suite(request).evaluate(task, model, model.tokenizer).samples
-    return {
-        name: (sample["strict"], sample["flexible"]) for name, sample in zip(answers, samples, strict=True)
-    }
+    return {name: (sample["strict"], sample["flexible"]) for name, sample in zip(answers, samples, strict=True)}
 
 
 @pytest.fixture(scope="module")

@@ -55,9 +55,7 @@ def test_stop_string_ends_a_row_without_waiting_for_the_budget():
 
 
 def test_prompts_that_do_not_fit_are_counted():
-    _, harness = ask(
-        ScriptedModel({"?": "x"}, max_position_embeddings=20), ["12345678?", "123456789?"], budget=11
-    )
+    _, harness = ask(ScriptedModel({"?": "x"}, max_position_embeddings=20), ["12345678?", "123456789?"], budget=11)
     assert harness.num_cut_prompts == 1
 
 
@@ -76,9 +74,7 @@ def test_stored_generation_settings_do_not_reach_the_answers():
 
 
 def test_stop_ids_are_those_of_the_given_settings_and_the_tokenizer():
-    decoding = greedy_decoding(
-        byte_tokenizer(), GenerationConfig(eos_token_id=[7, 5], repetition_penalty=1.3)
-    )
+    decoding = greedy_decoding(byte_tokenizer(), GenerationConfig(eos_token_id=[7, 5], repetition_penalty=1.3))
     assert decoding.eos_token_id == [2, 5, 7]
     assert (decoding.repetition_penalty, decoding.do_sample, decoding.pad_token_id) == (1.0, False, 0)
 
@@ -165,9 +161,7 @@ def show(model, prompts, pictures, batch_size):
 
 
 def pictures(number):
-    return [
-        [torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(seed)) * 5] for seed in range(number)
-    ]
+    return [[torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(seed)) * 5] for seed in range(number)]
 
 
 def test_picture_answers_equal_one_by_one_generation(llava):

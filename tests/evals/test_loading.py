@@ -128,9 +128,7 @@ def test_family_takes_local_documents_of_its_members_and_leaves_out_the_others(t
 def test_gpqa_options_depend_on_the_question_alone(tmp_path):
     def options(documents):
         task = load(tmp_path, "gpqa_diamond_cot_zeroshot", documents).parts[0].loaded.task
-        return {
-            document["Question"]: (document["choices"], document["answer"]) for document in task.eval_docs
-        }
+        return {document["Question"]: (document["choices"], document["answer"]) for document in task.eval_docs}
 
     documents = DOCUMENTS["gpqa_diamond_cot_zeroshot"]
     forward = options(documents)
@@ -141,9 +139,7 @@ def test_gpqa_options_depend_on_the_question_alone(tmp_path):
 
 @pytest.mark.parametrize("task", ["ifeval", "boolq"])
 def test_data_set_that_is_not_on_disk_is_named_with_the_way_out(task):
-    with pytest.raises(
-        MachineError, match=rf"task {task}: its data set .* evals\.data: \{{{task}: FILE\.jsonl\}}"
-    ):
+    with pytest.raises(MachineError, match=rf"task {task}: its data set .* evals\.data: \{{{task}: FILE\.jsonl\}}"):
         load_suite(EvalRequest("paper-instruct-v1", tasks=(task,)))
 
 

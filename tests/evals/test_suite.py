@@ -56,11 +56,7 @@ def test_crafted_answers_are_scored_and_counted(tmp_path):
         0,
     )
     assert metrics["lm_eval"]["strict"] == 20.0
-    assert (
-        metrics["num_tokens"]
-        == sum(sample["num_tokens"] for sample in result.samples)
-        == 16 + 7 + 0 + 40 + 19
-    )
+    assert metrics["num_tokens"] == sum(sample["num_tokens"] for sample in result.samples) == 16 + 7 + 0 + 40 + 19
     assert metrics["generation_config"] == {
         "do_sample": False,
         "num_beams": 1,
@@ -137,9 +133,7 @@ def test_no_answer_cache_and_no_files_of_lm_eval(tmp_path, monkeypatch):
     import lm_eval
 
     real = lm_eval.simple_evaluate
-    monkeypatch.setattr(
-        lm_eval, "simple_evaluate", lambda **settings: given.update(settings) or real(**settings)
-    )
+    monkeypatch.setattr(lm_eval, "simple_evaluate", lambda **settings: given.update(settings) or real(**settings))
     for _ in range(2):
         before = model.num_forwards
         loaded.evaluate(TASK, model, model.tokenizer)
@@ -157,9 +151,7 @@ def test_limit_grades_the_same_drawn_documents_for_every_model(tmp_path):
     ids = [sample["doc_id"] for sample in first]
     assert ids == [sample["doc_id"] for sample in second] == task.stage["documents"]["ids"]
     everything = load(tmp_path).evaluate(TASK, tiny_model(), tokenizer).samples
-    assert [everything[doc_id]["prompt_hash"] for doc_id in ids] == [
-        sample["prompt_hash"] for sample in first
-    ]
+    assert [everything[doc_id]["prompt_hash"] for doc_id in ids] == [sample["prompt_hash"] for sample in first]
 
 
 def test_one_template_can_be_forced_and_none_is_refused(tmp_path):
@@ -168,9 +160,7 @@ def test_one_template_can_be_forced_and_none_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="asks through a chat template"):
         loaded.evaluate(TASK, model, bare)
     assert model.num_forwards == 0
-    forced = (
-        "{{ messages[0]['content'] }}!{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
-    )
+    forced = "{{ messages[0]['content'] }}!{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
     result = loaded.evaluate(TASK, model, bare, chat_template=forced)
     assert result.metrics["first_prompt"].endswith("step by step.!False")
     assert result.metrics["chat_template_sha256"] is not None

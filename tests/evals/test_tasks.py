@@ -17,9 +17,7 @@ def test_protocol_names_known_tasks_with_explicit_budgets(protocol):
 
 
 def test_protocols_hold_the_stated_values():
-    bench, instruct, default = (
-        PROTOCOLS[name] for name in ("bench-v1", "paper-instruct-v1", "paper-default-v1")
-    )
+    bench, instruct, default = (PROTOCOLS[name] for name in ("bench-v1", "paper-instruct-v1", "paper-default-v1"))
     assert (bench.batch_size, bench.max_gen_toks["bench_format"], bench.apply_chat_template) == (
         128,
         24,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma3TextConfig,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
@@ -97,6 +98,14 @@ def test_tower_without_picture_view_equals_the_one_with(tmp_path: Path) -> None:
         bare.tensors()[name].copy_(tensor)
     ids = torch.arange(3, 11).view(1, 8)
     assert torch.equal(text_logits(bare.text, ids), text_logits(full.text, ids))
+
+
+def test_buffers_that_a_class_computes_are_never_left_uninitialised() -> None:
+    size = {key: TEXT_SIZE[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+    config = Gemma3TextConfig(**size, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+    config.tie_word_embeddings = True
+    with pytest.raises(PairingError, match="embed_scale"):
+        build_tower(config, "cpu", torch.float32)
 
 
 def test_plain_text_checkpoint_loads_with_its_own_config(tmp_path: Path) -> None:

@@ -65,9 +65,7 @@ class PointMaker:
     @property
     def point_id(self) -> str:
         named = [self.role, self.method or "", *(f"{key}{value}" for key, value in self.parameters.items())]
-        return "-".join(
-            [part for part in named if part] + ([f"seed{self.seed}"] if self.seed is not None else [])
-        )
+        return "-".join([part for part in named if part] + ([f"seed{self.seed}"] if self.seed is not None else []))
 
 
 def write_run(
@@ -122,9 +120,7 @@ def write_point(folder: Path, point: PointMaker, clusters: Sequence[str | None] 
             folder, name, "merge", {"key": "m", "changed_share": {"base": 0.5, "vlm": 0.25, "ancestor": 1.0}}
         )
     if point.sink is not None:
-        records.write_stage(
-            folder, name, "sink", {"key": "s", "sink_strength": point.sink, "sink_strength_bf16": None}
-        )
+        records.write_stage(folder, name, "sink", {"key": "s", "sink_strength": point.sink, "sink_strength_bf16": None})
     for task, modality, strict in ((TEXT, "text", point.text), (VISION, "vision", point.vision)):
         if strict is None:
             continue

@@ -141,9 +141,7 @@ def test_other_documents_are_refused_naming_the_first(tmp_path, name):
 
 
 def test_other_subsets_are_refused_naming_the_first(tmp_path):
-    run = rewrite(
-        text_run(tmp_path, merge=scores(570, 30)), "merge-linear", TEXT, lambda lines: lines.pop(11)
-    )
+    run = rewrite(text_run(tmp_path, merge=scores(570, 30)), "merge-linear", TEXT, lambda lines: lines.pop(11))
     with pytest.raises(DamagedFileError, match=r"document 11 stands in only one.*(599 and 600|600 and 599)"):
         rows(run)
 
@@ -194,10 +192,7 @@ def test_seeds_are_rows_and_no_grid(tmp_path):
     points = [
         PointMaker("base", text=scores(57, 3)),
         PointMaker("vlm", text=scores(21, 39)),
-        *(
-            PointMaker("merge", text=scores(40 + seed, 20 - seed), method="dare_linear", seed=seed)
-            for seed in (0, 1)
-        ),
+        *(PointMaker("merge", text=scores(40 + seed, 20 - seed), method="dare_linear", seed=seed) for seed in (0, 1)),
     ]
     found = [row for row in rows(write_run(tmp_path / "run", points)) if row.role == "merge"]
     assert [(row.seed, row.standing) for row in found] == [(0, ""), (1, "")]

@@ -98,9 +98,7 @@ def likelihood_score(gains, losses, n, delta):
     return (gains - losses - n * delta) / np.sqrt(variance)
 
 
-@pytest.mark.parametrize(
-    ("gains", "losses", "n"), [(1, 7, 21), (12, 3, 60), (0, 5, 200), (20, 20, 100), (3, 0, 8)]
-)
+@pytest.mark.parametrize(("gains", "losses", "n"), [(1, 7, 21), (12, 3, 60), (0, 5, 200), (20, 20, 100), (3, 0, 8)])
 def test_score_interval_ends_where_the_score_equals_the_normal_quantile(gains, losses, n):
     interval = paired_interval(*pairs(gains, losses, n - gains - losses), alpha=0.05)
     quantile = stats.norm.ppf(0.975)
@@ -171,9 +169,7 @@ def test_cluster_interval_equals_statsmodels():
 
 def test_clusters_of_one_document_change_nothing():
     first, second = pairs(43, 33, 465)
-    assert paired_interval(first, second, 0.05, [f"c{i}" for i in range(541)]) == paired_interval(
-        first, second, 0.05
-    )
+    assert paired_interval(first, second, 0.05, [f"c{i}" for i in range(541)]) == paired_interval(first, second, 0.05)
     assert paired_interval(first, second, 0.05, [None] * 541) == paired_interval(first, second, 0.05)
 
 
@@ -279,9 +275,7 @@ def test_mde_gives_the_pinned_table(n, expected):
 
 
 def test_mde_without_a_difference_is_not_zero():
-    assert minimum_detectable_effect(0.0, 541) == pytest.approx(
-        280.16 * np.sqrt(2.9957 / 541 / 541), rel=1e-3
-    )
+    assert minimum_detectable_effect(0.0, 541) == pytest.approx(280.16 * np.sqrt(2.9957 / 541 / 541), rel=1e-3)
 
 
 def test_mde_with_clusters_counts_what_they_are_worth():

@@ -40,8 +40,7 @@ def test_lines_fit_into_100_columns(usual):
 
 def test_long_parameters_wrap_and_nothing_is_cut(tmp_path):
     weights = [
-        {"weights": {"base": share, "vlm": 1 - share}, "normalize": True, "mode": str(share)}
-        for share in (0.25, 0.75)
+        {"weights": {"base": share, "vlm": 1 - share}, "normalize": True, "mode": str(share)} for share in (0.25, 0.75)
     ]
     points = parents() + [merge(method="task_arithmetic", parameters=given) for given in weights]
     lines = render_lines(write_run(tmp_path / "run", points))
@@ -83,9 +82,7 @@ def test_it_ends_with_sentences_the_closing_line_files_and_next(usual):
         assert sum(line.startswith(f"{verdict}: ") for line in lines) == 1
     assert not any(line.startswith("no gap: ") for line in lines)
     assert "1 of 3 merges restore text, 1 of them keep pictures." in lines
-    assert (
-        f"table: {usual.folder}/report/table.md and table.csv; every answer: {usual.folder}/points" in lines
-    )
+    assert f"table: {usual.folder}/report/table.md and table.csv; every answer: {usual.folder}/points" in lines
     assert "next: mergelab merge RECIPE --point merge-ties-density0.2-lambda0.5 --out DIR --as vlm" in lines
     assert lines[-1] == f"next: mergelab report {usual.folder} --margin POINTS"
 
@@ -172,17 +169,14 @@ def test_a_merge_that_is_a_parent_is_no_effective_change(tmp_path):
 def test_a_merge_that_answers_like_a_parent_is_no_effective_change(tmp_path):
     lines = noted(write_run(tmp_path / "run", [*parents(), merge(210, 390, author="vlm")]))
     assert (
-        "no effective change: linear gives vlm's answer to every document, though 25 % of the entries differ."
-        in lines
+        "no effective change: linear gives vlm's answer to every document, though 25 % of the entries differ." in lines
     )
 
 
 def test_equal_parents_are_no_effective_change(tmp_path):
     points = parents()
     points[1].weights = "base"
-    assert any(
-        "base and the vlm's tower are the same" in line for line in noted(write_run(tmp_path / "run", points))
-    )
+    assert any("base and the vlm's tower are the same" in line for line in noted(write_run(tmp_path / "run", points)))
 
 
 def test_two_points_with_the_same_weights_are_flagged(tmp_path):
@@ -191,9 +185,7 @@ def test_two_points_with_the_same_weights_are_flagged(tmp_path):
         *(merge(parameters={"a": a}, weights="twin") for a in (1, 2)),
         merge(parameters={"a": 3}),
     ]
-    assert "the same weights under two names: linear a=1, linear a=2." in noted(
-        write_run(tmp_path / "run", points)
-    )
+    assert "the same weights under two names: linear a=1, linear a=2." in noted(write_run(tmp_path / "run", points))
 
 
 @pytest.mark.parametrize(("truncated", "is_flagged"), [(12, False), (13, True)])
@@ -207,9 +199,7 @@ def test_more_than_two_percent_truncated_is_flagged(tmp_path, truncated, is_flag
     assert ("50.0°" in said(run)) == is_flagged
 
 
-@pytest.mark.parametrize(
-    ("right", "word"), [(29, "floor: vlm"), (30, "low: vlm"), (59, "low: vlm"), (60, None)]
-)
+@pytest.mark.parametrize(("right", "word"), [(29, "floor: vlm"), (30, "low: vlm"), (59, "low: vlm"), (60, None)])
 def test_weak_parents_are_flagged(tmp_path, right, word):
     points = [parents()[0], PointMaker("vlm", text=scores(right, 600 - right))]
     lines = [line for line in noted(write_run(tmp_path / "run", points)) if line.startswith(("floor", "low"))]
@@ -228,9 +218,7 @@ def test_rank_correlation_needs_four_merges(tmp_path):
 
 def test_rank_correlation_of_constant_scores_is_left_out(tmp_path):
     cells = [merge(parameters={"a": i}, sink=i) for i in range(5)]
-    assert not [
-        line for line in noted(write_run(tmp_path / "run", [*parents(), *cells])) if "Spearman" in line
-    ]
+    assert not [line for line in noted(write_run(tmp_path / "run", [*parents(), *cells])) if "Spearman" in line]
 
 
 def test_missing_parents_and_points_are_named(tmp_path):

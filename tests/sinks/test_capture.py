@@ -27,9 +27,7 @@ READABLE = ["llama", "qwen2", "qwen3", "gemma3_text", "mistral", "phi3", "olmo2"
 WINDOWED = {"gemma3_text": [0, 2], "mistral": [0, 1, 2, 3], "olmo3": [0, 2]}
 
 
-def eager_maps(
-    model: PreTrainedModel, token_ids: list[list[int]], mask: list[list[int]] | None = None
-) -> Any:
+def eager_maps(model: PreTrainedModel, token_ids: list[list[int]], mask: list[list[int]] | None = None) -> Any:
     """Return the attention maps of plain eager attention, float64, one (batch, H, Q, K) a layer."""
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -112,9 +110,7 @@ def test_half_precision_queries_are_scored_in_float32(dtype: torch.dtype) -> Non
     exact = score_rows(query.double(), key.double(), None)
     torch.testing.assert_close(rows.log_odds.double(), exact.log_odds, rtol=1e-5, atol=1e-4)
     rounded = (query @ key.repeat_interleave(2, 0).transpose(1, 2)).double()
-    assert (
-        rounded - query.double() @ key.double().repeat_interleave(2, 0).transpose(1, 2)
-    ).abs().max() > 1e-3
+    assert (rounded - query.double() @ key.double().repeat_interleave(2, 0).transpose(1, 2)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("family", READABLE)
@@ -146,12 +142,8 @@ def whole_llava() -> LlavaForConditionalGeneration:
         image_size=8,
         patch_size=4,
     )
-    text = LlamaConfig(
-        vocab_size=48, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4
-    )
-    return LlavaForConditionalGeneration(
-        LlavaConfig(vision_config=vision, text_config=text, image_token_id=47)
-    )
+    text = LlamaConfig(vocab_size=48, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4)
+    return LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_id=47))
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["clean exit", "error"])
@@ -251,9 +243,7 @@ def test_unreadable_architectures_are_refused_by_name(family: str, named: str) -
 def test_encoder_decoder_is_refused() -> None:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    model = T5ForConditionalGeneration(
-        T5Config(vocab_size=48, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    )
+    model = T5ForConditionalGeneration(T5Config(vocab_size=48, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
     named = pytest.raises(ArchitectureError, match="T5ForConditionalGeneration is an encoder-decoder")
     with named, capturing(model, TOKENS):
         pass
@@ -265,9 +255,7 @@ def test_arguments_that_change_scores_are_refused(argument: str, monkeypatch: py
     attention = model.model.layers[2].self_attn
     original = attention.forward
     monkeypatch.setattr(attention, "forward", lambda *a, **k: original(*a, **k, **{argument: torch.ones(4)}))
-    with pytest.raises(
-        ArchitectureError, match=r"LlamaForCausalLM, LlamaAttention: .*(softmax|soft-capped|bias)"
-    ):
+    with pytest.raises(ArchitectureError, match=r"LlamaForCausalLM, LlamaAttention: .*(softmax|soft-capped|bias)"):
         capture_all(model, TOKENS)
 
 
@@ -278,9 +266,7 @@ def test_bidirectional_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def see_everything(*args: Any, **kwargs: Any) -> Any:
         length = kwargs["hidden_states"].shape[1]
-        return original(
-            *args, **{**kwargs, "attention_mask": torch.ones(1, 1, length, length, dtype=torch.bool)}
-        )
+        return original(*args, **{**kwargs, "attention_mask": torch.ones(1, 1, length, length, dtype=torch.bool)})
 
     monkeypatch.setattr(attention, "forward", see_everything)
     with pytest.raises(ArchitectureError, match="its attention mask shows later tokens"):

@@ -131,12 +131,8 @@ def test_template_date_is_not_todays(tokenizer: PreTrainedTokenizerBase) -> None
     assert record["token_counts"] == [count + 1 for count in plain["token_counts"]]
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "expected"), [(1, [0]), (3, [2]), (19, range(10, 19)), (20, range(10, 20))]
-)
-def test_default_number_of_layers(
-    tokenizer: PreTrainedTokenizerBase, num_layers: int, expected: list[int]
-) -> None:
+@pytest.mark.parametrize(("num_layers", "expected"), [(1, [0]), (3, [2]), (19, range(10, 19)), (20, range(10, 20))])
+def test_default_number_of_layers(tokenizer: PreTrainedTokenizerBase, num_layers: int, expected: list[int]) -> None:
     model = tiny("llama", num_hidden_layers=num_layers)
     assert measure_sink(model, tokenizer, prompts_of(*TEXTS))["layers"] == list(expected)
 

@@ -115,9 +115,7 @@ def test_laws_of_any_row(scores: list[float], shift: float) -> None:
     assert shifted.gap.item() == pytest.approx(gap, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("probability", "published"), GRID.items(), ids=[str(value) for value in GRID.values()]
-)
+@pytest.mark.parametrize(("probability", "published"), GRID.items(), ids=[str(value) for value in GRID.values()])
 def test_bfloat16_read_out_gives_published_values(probability: float, published: float) -> None:
     # An offset of a third of a step is what rounding must remove.
     step = 2**-8 if probability >= 0.5 else 2**-9
@@ -169,8 +167,6 @@ def test_joined_blocks_equal_the_whole() -> None:
     scores = torch.randn(2, 9, 9, generator=torch.Generator().manual_seed(1))
     visible = torch.ones(9, 9, dtype=torch.bool).tril()
     whole = measure_rows(scores, visible)
-    parts = join_rows(
-        [measure_rows(scores[:, a:b, :b], visible[a:b, :b]) for a, b in ((0, 1), (1, 6), (6, 9))]
-    )
+    parts = join_rows([measure_rows(scores[:, a:b, :b], visible[a:b, :b]) for a, b in ((0, 1), (1, 6), (6, 9))])
     for name in ("log_odds", "gap", "is_first", "first_mass", "num_visible"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-6, atol=1e-6)

@@ -47,14 +47,10 @@ def test_numbers_equal_a_slow_loop() -> None:
     assert [len(chosen) for chosen in last] == [2 * 2 * 8, 2 * 2 * 4]
     masses = [values("first_mass", chosen).mean() for chosen in last]
     assert summary["position0_mass"] == pytest.approx(np.mean(masses), abs=1e-7)
-    assert summary["per_prompt"] == [
-        np.median(values("log_odds", [c for c in kept if c[0] == n])) for n in (0, 1)
-    ]
+    assert summary["per_prompt"] == [np.median(values("log_odds", [c for c in kept if c[0] == n])) for n in (0, 1)]
     assert list(summary["per_layer"]) == ["3", "4"]
     for index, layer in enumerate((3, 4)):
-        assert summary["per_layer"][str(layer)] == np.median(
-            values("log_odds", [c for c in kept if c[1] == layer])
-        )
+        assert summary["per_layer"][str(layer)] == np.median(values("log_odds", [c for c in kept if c[1] == layer]))
         for head in (0, 1):
             chosen = [c for c in kept if c[1:3] == (layer, head)]
             assert summary["per_head"][index][head] == np.median(values("log_odds", chosen))

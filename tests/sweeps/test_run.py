@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from mergelab.cli import main
 from mergelab.records import PointFolder, Run, read_run
@@ -266,3 +269,40 @@ def test_sink_in_bfloat16_is_that_of_a_model_loaded_in_bfloat16(setup: Setup, tm
     sink = point(read_run(out), "base").sink
     assert sink is not None
     assert sink["sink_strength"] == json.loads(alone.stdout)[0]["sink_strength"]
+
+
+def test_changed_config_of_the_vlm_is_not_taken_for_the_old_one(setup: Setup, tmp_path: Path) -> None:
+    root = tmp_path / "pair"
+    shutil.copytree(setup.root, root)
+    changed = Setup(root, setup.recipe)
+    few = ["--limit", "2", "--set", "controls=[]"]
+    assert changed.run(tmp_path / "out", *few).exit_code == 0
+    config = root / "vlm" / "config.json"
+    value = json.loads(config.read_text())
+    value["text_config"]["rms_norm_eps"] = 0.5
+    config.write_text(json.dumps(value))
+    again = changed.run(tmp_path / "out", *few)
+    assert again.exit_code == 0, again.output
+    assert again.stderr.count("] ") == 4, "vlm and three merges, not base and ancestor"
+
+
+def test_tower_of_original_llava_code_is_streamed_in(tmp_path: Path) -> None:
+    """transformers has no class for model_type llava_llama; its tower alone can still be graded."""
+    base = tiny_llama(tmp_path / "base", seed=1)
+    tiny_llama(tmp_path / "vlm", seed=2, start=base, noise=0.5)
+    weights = tmp_path / "vlm" / "model.safetensors"
+    tensors = load_file(weights) | {"model.mm_projector.0.weight": torch.ones(16, 16)}
+    save_file(tensors, weights, metadata={"format": "pt"})
+    config = tmp_path / "vlm" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "llava_llama"}))
+    data = tmp_path / "ifeval.jsonl"
+    data.write_text(json.dumps({"key": 0, "prompt": "a cat ?", **CHECK}) + "\n")
+    arguments = ["run", "task_arithmetic", "--base", base, "--vlm", tmp_path / "vlm", "--out", tmp_path / "out"]
+    for setting in ("evals.tasks=[ifeval]", f"evals.data.ifeval={data}", "evals.max_gen_toks.ifeval=4"):
+        arguments += ["--set", setting]
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    run = read_run(tmp_path / "out")
+    vlm, copied = point(run, "vlm"), point(run, "control", "copy", of="vlm")
+    assert vlm.point["weights_hash"] == copied.point["weights_hash"]
+    assert vlm.point["weights_hash"] != point(run, "base").point["weights_hash"]

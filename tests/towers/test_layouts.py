@@ -271,12 +271,8 @@ def test_head_that_is_neither_stored_nor_tied_is_refused(tmp_path: Path) -> None
     assert "lm_head.weight: not stored although the config says tie_word_embeddings false" in message
 
 
-@pytest.mark.parametrize(
-    "config", [{}, {"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": False}}]
-)
-def test_head_may_be_absent_when_one_flag_ties_or_none_is_stated(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("config", [{}, {"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": False}}])
+def test_head_may_be_absent_when_one_flag_ties_or_none_is_stated(tmp_path: Path, config: dict[str, Any]) -> None:
     assert not by_hand(tmp_path, text_tensors(head=None), **config).has_head
 
 

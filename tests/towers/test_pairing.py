@@ -133,9 +133,7 @@ def test_multimodal_base_pairs_by_its_tower(tmp_path: Path) -> None:
 
 
 def test_tied_base_stands_in_with_its_embedding(tmp_path: Path) -> None:
-    base = hand_made(
-        tmp_path / "b", text_tensors(num_layers=12, head=None), config={"tie_word_embeddings": True}
-    )
+    base = hand_made(tmp_path / "b", text_tensors(num_layers=12, head=None), config={"tie_word_embeddings": True})
     head = pair(base=base, vlm=vlm_by_hand(tmp_path / "v")).tensors[-1]
     assert (head.name, head.kind, head.virtual) == ("lm_head.weight", "head", ("base",))
     assert head.stored == {"base": "model.embed_tokens.weight", "vlm": "lm_head.weight"}
@@ -177,9 +175,7 @@ def test_head_that_the_tied_vlm_lacks_must_equal_the_embedding(tmp_path: Path) -
 def test_more_rows_pair_by_token(tmp_path: Path, rows: int, padding: int) -> None:
     names = [f"w{n}" for n in range(16)]
     base = base_by_hand(tmp_path / "b", tokens=names)
-    tensors = {
-        name: torch.zeros(rows, 8) for name in ("model.language_model.embed_tokens.weight", "lm_head.weight")
-    }
+    tensors = {name: torch.zeros(rows, 8) for name in ("model.language_model.embed_tokens.weight", "lm_head.weight")}
     pairing = pair(base=base, vlm=vlm_by_hand(tmp_path / "v", tensors=tensors, tokens=[*names, "<image>"]))
     embedding = pairing.tensors[0]
     assert embedding.shape == (rows, 8)
@@ -215,9 +211,7 @@ def test_integer_against_float_is_refused(tmp_path: Path) -> None:
     assert f"model.{name}: base I64, vlm F32" in refusal(base=base, vlm=vlm)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "code"), [(torch.uint8, "U8"), (torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")]
-)
+@pytest.mark.parametrize(("dtype", "code"), [(torch.uint8, "U8"), (torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
 def test_packed_tensors_are_refused_by_name(tmp_path: Path, dtype: torch.dtype, code: str) -> None:
     name = "model.language_model.layers.0.mlp.up_proj.weight"
     vlm = vlm_by_hand(tmp_path / "v", tensors={name: torch.zeros(12, 8).to(dtype)})
@@ -266,13 +260,8 @@ def test_other_head_counts_of_equal_shape_are_refused(tmp_path: Path) -> None:
 def test_fused_against_split_experts_are_refused_by_name(tmp_path: Path) -> None:
     split = {f"model.layers.0.mlp.experts.{e}.up_proj.weight": torch.zeros(4, 8) for e in range(2)}
     fused = {"model.language_model.layers.0.mlp.experts.gate_up_proj": torch.zeros(2, 8, 8)}
-    message = refusal(
-        base=base_by_hand(tmp_path / "b", tensors=split), vlm=vlm_by_hand(tmp_path / "v", tensors=fused)
-    )
-    assert (
-        "Perhaps experts are stored fused on one side and split on the other, which is not supported"
-        in message
-    )
+    message = refusal(base=base_by_hand(tmp_path / "b", tensors=split), vlm=vlm_by_hand(tmp_path / "v", tensors=fused))
+    assert "Perhaps experts are stored fused on one side and split on the other, which is not supported" in message
 
 
 def test_config_differences_are_noted(tmp_path: Path) -> None:

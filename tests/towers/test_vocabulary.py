@@ -103,9 +103,7 @@ def test_a_vlm_with_fewer_rows_than_its_base() -> None:
 
 
 def test_tokens_beyond_the_rows_of_a_tensor_do_not_pair() -> None:
-    rows = match_rows(
-        "e", {"base": 16, "vlm": 18}, {"base": tokens(16, "<pad>"), "vlm": tokens(16, "<pad>", "<i>")}
-    )
+    rows = match_rows("e", {"base": 16, "vlm": 18}, {"base": tokens(16, "<pad>"), "vlm": tokens(16, "<pad>", "<i>")})
     assert rows is not None
     assert rows.rows == {"base": range(16), "vlm": range(16)}
     assert rows.num_vlm_only == 2

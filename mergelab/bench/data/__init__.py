@@ -1,0 +1,1 @@
+"""Package data of the bench pair: trained checkpoints and lm-eval tasks."""
