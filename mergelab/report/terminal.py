@@ -125,7 +125,7 @@ def _frame(title: str) -> Table:
 
 
 def _first_cells(label: str, any_row: Row | None, row: Row | None) -> list[str]:
-    star = " *" if any_row is not None and any_row.standing == EXPLORATORY else ""
+    star = "*" if any_row is not None and any_row.standing == EXPLORATORY else ""
     sink = any_row.sink_strength if any_row is not None else None
     flexible = "" if row is None or row.flexible is None else f"{row.flexible:.1f}"
     return [label + star, "" if sink is None else f"{sink:.2f}", _score(row), flexible]

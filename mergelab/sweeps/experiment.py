@@ -52,7 +52,7 @@ class Point:
         if "of" in parameters:
             return f"{self.spec.method} of {parameters['of']}"
         # Words are conventions and equal for all points; weights are worth a place when they differ.
-        shown = {key: value for key, value in parameters.items() if isinstance(value, int | float)}
+        shown = {key: value for key, value in parameters.items() if type(value) in (int, float)}
         weights = parameters.get("weights")
         if weights and len(set(weights.values())) > 1:
             shown |= weights
