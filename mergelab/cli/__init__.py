@@ -14,6 +14,7 @@ import click
 
 from mergelab import __version__
 from mergelab.cli.bench import bench
+from mergelab.cli.diagnose import diagnose
 from mergelab.cli.evaluate import evaluate
 from mergelab.cli.merge import merge
 from mergelab.cli.methods import methods
@@ -21,6 +22,7 @@ from mergelab.cli.pairs import pairs
 from mergelab.cli.plan import plan
 from mergelab.cli.report import report
 from mergelab.cli.run import run
+from mergelab.cli.screen import screen
 from mergelab.cli.sink import sink
 from mergelab.errors import MachineError, MergelabError
 
@@ -75,5 +77,5 @@ def main() -> None:
     """
 
 
-for command in (run, plan, merge, sink, evaluate, report, methods, pairs, bench):
+for command in (run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, bench):
     main.add_command(command)

@@ -44,6 +44,29 @@ class ArchitectureError(PairingError):
     """The sink metrics are not defined for this architecture, or its attention cannot be read."""
 
 
+@dataclass(frozen=True)
+class Projections:
+    """What the scores of one layer are made of: linear in the number of tokens, unlike the scores."""
+
+    query: Tensor
+    """(H, T, D), rotated as the model rotates it."""
+    key: Tensor
+    """(KV, T, D)."""
+    mask: Tensor | None
+    """None for plain causal attention, else boolean (1, 1 or H, T, T), True where a key is visible."""
+    scaling: float | None
+    """Factor on the scores; None: D ** -0.5."""
+
+    def to_cpu(self) -> Projections:
+        """Return the same projections on the CPU."""
+        mask = None if self.mask is None else self.mask.cpu()
+        return Projections(self.query.cpu(), self.key.cpu(), mask, self.scaling)
+
+    def rows(self) -> Rows:
+        """Return the row statistics of the layer; see ``score_rows``."""
+        return score_rows(self.query, self.key, self.mask, self.scaling)
+
+
 @dataclass
 class _Recorder:
     """State of one forward pass: which modules to read, and what they gave."""
@@ -51,8 +74,10 @@ class _Recorder:
     architecture: str
     wanted: Mapping[int, nn.Module] | None
     """Layer id to attention module; None only notes which modules are called."""
+    keep_projections: bool = False
     modules: dict[int, nn.Module] = field(default_factory=dict)
     rows: dict[int, Rows] = field(default_factory=dict)
+    projections: dict[int, Projections] = field(default_factory=dict)
 
     def note(self, module: nn.Module) -> int:
         layer = getattr(module, "layer_idx", None)
@@ -87,7 +112,8 @@ def _attend(
         layer = recorder.note(module)
         _refuse_unreadable(recorder.architecture, module, (query, key), attention_mask, kwargs)
         if recorder.wanted is not None and recorder.wanted.get(layer) is module:
-            rows = score_rows(query[0], key[0], attention_mask, kwargs.get("scaling"))
+            projections = Projections(query[0], key[0], attention_mask, kwargs.get("scaling"))
+            rows = projections.rows()
             # Neither a NaN nor an infinity may hide among rows that have something to compare.
             if not bool(torch.isfinite(rows.log_odds[rows.num_visible >= 2]).all()):
                 raise DamagedFileError(
@@ -96,6 +122,8 @@ def _attend(
                     "or measure in float32."
                 )
             recorder.rows[layer] = rows.to_cpu()
+            if recorder.keep_projections:
+                recorder.projections[layer] = projections.to_cpu()
     return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **kwargs)
 
 
@@ -153,13 +181,29 @@ def score_rows(query: Tensor, key: Tensor, attention_mask: Tensor | None, scalin
     **Deviations**: a bfloat16 model's eager attention rounds its scores to bfloat16 before the softmax; these
     stay float32.
     """
-    num_heads, num_queries, width = query.shape
-    num_key_heads = key.shape[0]
+    projections = Projections(query, key, attention_mask, scaling)
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    query = query.to(dtype) * (width**-0.5 if scaling is None else scaling)
-    key = key.to(dtype)
+    return join_rows([measure_rows(scores, visible) for scores, visible in score_blocks(projections, dtype)])
+
+
+def score_blocks(projections: Projections, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the scores of consecutive blocks of queries and which of them are visible.
+
+    Layers of equal H and T are cut into the same blocks.
+
+    Args:
+        projections: Of one layer.
+        dtype: float32 or float64, what the scores are computed in.
+
+    Yields:
+        Scores (H, q, k) and a boolean that broadcasts to them; k ends at the last query of the block.
+    """
+    num_heads, num_queries, width = projections.query.shape
+    num_key_heads = projections.key.shape[0]
+    scaling = width**-0.5 if projections.scaling is None else projections.scaling
+    query = projections.query.to(dtype) * scaling
+    key = projections.key.to(dtype)
     positions = torch.arange(num_queries, device=query.device)
-    blocks = []
     step = max(1, BLOCK_ENTRIES // (num_heads * num_queries))
     for start in range(0, num_queries, step):
         stop = min(start + step, num_queries)
@@ -167,10 +211,9 @@ def score_rows(query: Tensor, key: Tensor, attention_mask: Tensor | None, scalin
         grouped = query[:, start:stop].reshape(num_key_heads, -1, width)
         scores = (grouped @ key[:, :stop].transpose(1, 2)).view(num_heads, stop - start, stop)
         visible = positions[:stop] <= positions[start:stop, None]
-        if attention_mask is not None:
-            visible = visible & attention_mask[0, :, start:stop, :stop]
-        blocks.append(measure_rows(scores, visible))
-    return join_rows(blocks)
+        if projections.mask is not None:
+            visible = visible & projections.mask[0, :, start:stop, :stop]
+        yield scores, visible
 
 
 @contextmanager
@@ -243,16 +286,30 @@ class Capture:
             ArchitectureError: The attention is not causal softmax attention over the keys alone.
             DamagedFileError: Scores are NaN or infinite.
         """
-        recorder = self._forward(token_ids, {layer: self._modules[layer] for layer in layers})
+        return self._read(token_ids, layers).rows
+
+    def rows_and_projections(
+        self, token_ids: list[int], layers: tuple[int, ...]
+    ) -> tuple[dict[int, Rows], dict[int, Projections]]:
+        """Run the model once as ``rows`` does and return beside the rows what their scores are made of."""
+        recorder = self._read(token_ids, layers, keep_projections=True)
+        return recorder.rows, recorder.projections
+
+    def _read(self, token_ids: list[int], layers: tuple[int, ...], keep_projections: bool = False) -> _Recorder:
+        wanted = {layer: self._modules[layer] for layer in layers}
+        recorder = self._forward(token_ids, wanted, keep_projections)
         if missing := sorted(set(layers) - set(recorder.rows)):
             raise ArchitectureError(
                 f"{type(self._model).__name__}: layers {missing} computed attention for one prompt and not "
                 "for another. The sink metrics need the same layers for each prompt."
             )
-        return {layer: recorder.rows[layer] for layer in sorted(recorder.rows)}
+        recorder.rows = {layer: recorder.rows[layer] for layer in sorted(recorder.rows)}
+        return recorder
 
-    def _forward(self, token_ids: list[int], wanted: Mapping[int, nn.Module] | None) -> _Recorder:
-        recorder = _Recorder(type(self._model).__name__, wanted)
+    def _forward(
+        self, token_ids: list[int], wanted: Mapping[int, nn.Module] | None, keep_projections: bool = False
+    ) -> _Recorder:
+        recorder = _Recorder(type(self._model).__name__, wanted, keep_projections)
         input_ids = torch.tensor([token_ids], device=self._model.device)
         token = _RECORDER.set(recorder)
         try:

@@ -29,13 +29,16 @@ daily."""
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class Inputs:
+    """Prompts as one tokenizer and its template turn them into tokens."""
+
     token_ids: tuple[list[int], ...]
     chat_template_sha256: str | None
     enable_thinking: bool | None
     """False where the template knows the switch, None where it does not."""
 
     def sha256(self) -> str:
+        """Return a hash of the token ids."""
         return hashlib.sha256(json.dumps(self.token_ids).encode()).hexdigest()
 
 
@@ -87,11 +90,11 @@ def measure_sink(
     sum.
     """
     started = time.perf_counter()
-    inputs = _encode(tokenizer, prompts)
-    _check_lengths(model, prompts, inputs)
+    inputs = encode_prompts(tokenizer, prompts)
+    check_lengths(model, prompts, inputs)
     measured: list[dict[int, Rows]] = []
     with capturing(model, inputs.token_ids[0]) as capture:
-        layers = _choose_layers(capture.layers, last_layers)
+        layers = choose_layers(capture.layers, last_layers)
         for token_ids in inputs.token_ids:
             measured.append(capture.rows(token_ids, layers))
     try:
@@ -115,9 +118,10 @@ def measure_sink(
     }
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, prompts: Prompts) -> _Inputs:
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Prompts) -> Inputs:
+    """Turn prompts into tokens: one user turn in the chat template, or the plain text without one."""
     if not tokenizer.chat_template:
-        return _Inputs(tuple(list(tokenizer(text)["input_ids"]) for text in prompts.texts), None, None)
+        return Inputs(tuple(list(tokenizer(text)["input_ids"]) for text in prompts.texts), None, None)
     template = tokenizer.get_chat_template()
     options: dict[str, Any] = {}
     if "enable_thinking" in template:
@@ -132,10 +136,11 @@ def _encode(tokenizer: PreTrainedTokenizerBase, prompts: Prompts) -> _Inputs:
         assert isinstance(encoded, BatchEncoding)
         token_ids.append(list(encoded["input_ids"]))
     digest = hashlib.sha256(template.encode("utf-8")).hexdigest()
-    return _Inputs(tuple(token_ids), digest, options.get("enable_thinking"))
+    return Inputs(tuple(token_ids), digest, options.get("enable_thinking"))
 
 
-def _check_lengths(model: PreTrainedModel, prompts: Prompts, inputs: _Inputs) -> None:
+def check_lengths(model: PreTrainedModel, prompts: Prompts, inputs: Inputs) -> None:
+    """Refuse prompts of fewer than two tokens or more than the model has positions; all are named."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     problems = []
     for number, (text, token_ids) in enumerate(zip(prompts.texts, inputs.token_ids, strict=True), start=1):
@@ -151,7 +156,8 @@ def _check_lengths(model: PreTrainedModel, prompts: Prompts, inputs: _Inputs) ->
         raise RecipeError(problem_list(f"prompts {prompts.name}: not fit for this model", problems, advice))
 
 
-def _choose_layers(available: tuple[int, ...], last_layers: int | None) -> tuple[int, ...]:
+def choose_layers(available: tuple[int, ...], last_layers: int | None) -> tuple[int, ...]:
+    """Return the last layers that are measured: as many as asked for, else 10, or half of fewer than 20."""
     count = len(available)
     if last_layers is None:
         last_layers = DEFAULT_LAST_LAYERS if count >= SHORT_MODEL_LAYERS else max(1, count // 2)

@@ -131,7 +131,7 @@ def measure_models(
     records = []
     for source, checkpoint, tower in opened:
         live = _load(checkpoint, tower, device, getattr(torch, dtype))
-        tokenizer = _tokenizer(checkpoint)
+        tokenizer = load_tokenizer(checkpoint)
         records.append({"model": source, **measure_sink(live.text, tokenizer, loaded_prompts, last_layers=last_layers)})
         del live
         gc.collect()
@@ -154,7 +154,7 @@ def evaluate_model(
     blind = [task.name for task in suite.tasks if task.modality == "vision" and not sees]
     if blind:
         raise RecipeError(f"{source}: a text model cannot see the pictures of {', '.join(blind)}. Name --tasks.")
-    tokenizer = _tokenizer(checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
     suite.check_tokenizer(tokenizer)
     code = max(checkpoint.tensors.values(), key=lambda header: header.num_entries).dtype
     if code not in OUTPUT_DTYPES.values():
@@ -190,7 +190,8 @@ def _load(checkpoint: Checkpoint, tower: Tower, device: str, dtype: torch.dtype)
     return build_tower(tower_config(checkpoint.folder, tower.has_head), device, dtype, checkpoint.folder)
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Any:
+def load_tokenizer(checkpoint: Checkpoint) -> Any:
+    """Load the tokenizer of a checkpoint; DamagedFileError if that fails."""
     try:
         return AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer

@@ -1,0 +1,152 @@
+"""``mergelab diagnose``: what happened to the attention sink between a base LLM and its VLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mergelab.cli.options import device_option, json_option
+from mergelab.cli.printing import print_json, print_table, say
+
+ROLES = ("ancestor", "base", "tower")
+KINDS = ("q", "k", "v", "o", "qkv", "gate", "up", "down", "gate_up", "norm", "bias", "embedding", "head", "other")
+
+
+@click.command()
+@click.argument("pair", required=False, metavar="[PAIR]")
+@click.option("--base", metavar="DIR|ID", help="With --vlm instead of PAIR: folders or hub ids.")
+@click.option("--vlm", metavar="DIR|ID", help="The vision-language model made from base.")
+@click.option("--ancestor", metavar="DIR|ID", help="The pretrained checkpoint that base and vlm both come from.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Dtype of the forward passes.",
+)
+@click.option("--last-layers", type=click.IntRange(min=1), metavar="N", help="Default 10, or half of fewer than 20.")
+@click.option("--prompts", default="builtin-v1", show_default=True, metavar="FILE.jsonl", help="One prompt a line.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="New or empty folder for diagnose.json and its figures (SVG).",
+)
+@device_option
+@json_option
+def diagnose(
+    pair: str | None,
+    base: str | None,
+    vlm: str | None,
+    ancestor: str | None,
+    dtype: str,
+    last_layers: int | None,
+    prompts: str,
+    out: Path | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Show what happened to the attention sink of a base LLM in its VLM: S, B_gap, margin, and how weights moved.
+
+    PAIR is a name (mergelab pairs) or the path of a pair file.
+
+    \b
+    Examples:
+      mergelab diagnose bench --out diagnosis
+      mergelab diagnose --base my-llm --vlm my-vlm --json
+    """
+    if (pair is None) == (base is None) or (base is None) != (vlm is None) or (ancestor is not None and base is None):
+        raise click.UsageError("Give either PAIR, or --base and --vlm (and maybe --ancestor).")
+    from mergelab import config
+    from mergelab.checkpoints.output_folder import check_output_folder
+    from mergelab.sweeps.models import open_models
+
+    if pair is not None:
+        chosen = config.load_pair(pair)
+    else:
+        assert base is not None and vlm is not None
+        chosen = config.pair_from_folders(base, vlm, ancestor)
+    if out is not None:
+        check_output_folder(out)
+    models = open_models(chosen, say)
+
+    from mergelab.cli.noise import silenced
+
+    with silenced():
+        from mergelab.sweeps.diagnose import Request, diagnose_pair
+
+        record = diagnose_pair(chosen, models, Request(dtype, last_layers, prompts, device), say)
+        if out is not None:
+            from mergelab.report.diagnosis import write_diagnosis
+
+            write_diagnosis(record, out)
+    if as_json:
+        print_json(record)
+    else:
+        _print(record)
+    if out is not None:
+        say(f"record and figures: {out}")
+
+
+def _print(record: dict[str, Any]) -> None:
+    _print_models(record)
+    found, lemma = record["displacement"], record["displacement"]["lemma1"]
+    interval = "" if found["b_gap_low"] is None else f" [{found['b_gap_low']:.2f}, {found['b_gap_high']:.2f}]"
+    click.echo(
+        f"B_gap {found['b_gap']:.2f}{interval} nats at the base's sink, margin G - B {found['margin']:+.2f} "
+        f"(median G - median B); the tower's row maximum is the base's in {found['same_sink_share']:.1%} of rows."
+    )
+    verdict = "holds in every one" if lemma["num_violations"] == 0 else f"FAILS in {lemma['num_violations']}"
+    click.echo(f"Lemma 1 checked on {lemma['num_rows']:,} rows of all layers: {verdict}.")
+    click.echo()
+    for role, drift in record["drift"].items():
+        _print_drift("base to tower" if role == "tower" else "ancestor to base", drift)
+
+
+def _print_models(record: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    last = record["last_layers"]
+    counts = record["token_counts"]
+    table = Table(
+        pad_edge=False,
+        title=f"{record['pair']['name']}: last {last} layers, {sum(counts)} tokens",
+        title_justify="left",
+    )
+    for heading in ("model", "S", "interval", "S bf16", "position 0", "G > 2", "QK norm"):
+        table.add_column(heading, justify="left" if heading in ("model", "QK norm") else "right")
+    for role in ROLES:
+        model = record["models"].get(role)
+        if model is None:
+            continue
+        low, high, rounded = model["sink_strength_low"], model["sink_strength_high"], model["sink_strength_bf16"]
+        table.add_row(
+            role,
+            f"{model['sink_strength']:.3f}",
+            "" if low is None else f"{low:.2f} to {high:.2f}",
+            "infinite" if rounded is None else f"{rounded:.3f}",
+            f"{model['position0_share']:.1%}",
+            f"{model['prevalence']:.1%}",
+            model["qk_norm"],
+        )
+    print_table(table)
+
+
+def _print_drift(title: str, drift: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(pad_edge=False, title=f"weights, {title}", title_justify="left")
+    for heading in ("kind", "tensors", "relative change", "op norm", "op norm of change", "stable rank", "layers read"):
+        table.add_column(heading, justify="left" if heading == "kind" else "right")
+    for kind in sorted(drift, key=lambda kind: (KINDS.index(kind) if kind in KINDS else len(KINDS), kind)):
+        found = drift[kind]
+        sampled = f"{len(found['sampled_layers'])}" if found["sampled_layers"] else ""
+        cells = [_number(found[name], 2) for name in ("operator_norm", "delta_operator_norm", "stable_rank")]
+        table.add_row(kind, str(found["num_tensors"]), _number(found["relative_frobenius"], 4), *cells, sampled)
+    print_table(table)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
