@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mergelab.cli.options import device_option, json_option
-from mergelab.cli.printing import print_json, print_table, say
+from mergelab.cli.printing import WIDTH, print_json, print_table, say
 
 ROLES = ("ancestor", "base", "tower")
 KINDS = ("q", "k", "v", "o", "qkv", "gate", "up", "down", "gate_up", "norm", "bias", "embedding", "head", "other")
@@ -94,12 +95,13 @@ def _print(record: dict[str, Any]) -> None:
     _print_models(record)
     found, lemma = record["displacement"], record["displacement"]["lemma1"]
     interval = "" if found["b_gap_low"] is None else f" [{found['b_gap_low']:.2f}, {found['b_gap_high']:.2f}]"
-    click.echo(
-        f"B_gap {found['b_gap']:.2f}{interval} nats at the base's sink, margin G - B {found['margin']:+.2f} "
-        f"(median G - median B); the tower's row maximum is the base's in {found['same_sink_share']:.1%} of rows."
-    )
     verdict = "holds in every one" if lemma["num_violations"] == 0 else f"FAILS in {lemma['num_violations']}"
-    click.echo(f"Lemma 1 checked on {lemma['num_rows']:,} rows of all layers: {verdict}.")
+    for line in (
+        f"B_gap {found['b_gap']:.2f}{interval} nats at the base's sink, margin G - B {found['margin']:+.2f} "
+        f"(median G - median B); the tower's row maximum is the base's in {found['same_sink_share']:.1%} of rows.",
+        f"Lemma 1 checked on {lemma['num_rows']:,} rows of all layers: {verdict}.",
+    ):
+        click.echo(textwrap.fill(line, WIDTH, subsequent_indent="  "))
     click.echo()
     for role, drift in record["drift"].items():
         _print_drift("base to tower" if role == "tower" else "ancestor to base", drift)

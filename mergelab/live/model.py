@@ -62,6 +62,21 @@ def quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+@contextmanager
+def _through_sdpa(where: str) -> Iterator[None]:
+    """Turn transformers' refusal of sdpa attention into ours."""
+    try:
+        yield
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        reason = str(error).partition(" does not support")[0]
+        raise PairingError(
+            f"{where}: {reason} cannot run through sdpa attention (usual reasons: learned sink logits, soft-capped "
+            "scores). Its text ability and its sink cannot be measured here; use a model with plain softmax attention."
+        ) from error
+
+
 def load_text_model(folder: Path, device: str, dtype: torch.dtype) -> LiveModel:
     """Load a plain text checkpoint with its own config.
 
@@ -85,7 +100,7 @@ def build_tower(config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_f
         DamagedFileError: The vlm folder does not hold every weight of its model class.
         PairingError: The vlm's language weights cannot be shared with the text class.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _through_sdpa("vlm"):
         text = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
     vlm = None
     if vlm_folder is None:
@@ -132,7 +147,7 @@ def check_tower(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -
     Raises:
         PairingError: With the tensors that the model class lacks, has besides, or has in another shape.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _through_sdpa("vlm"):
         text = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     if config.tie_word_embeddings:
         text.tie_weights()
@@ -155,7 +170,7 @@ def check_tower(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -
 
 
 def _load(auto_class: Any, folder: Path, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    with quiet_transformers():
+    with quiet_transformers(), _through_sdpa(str(folder)):
         model, info = auto_class.from_pretrained(
             folder,
             dtype=dtype,

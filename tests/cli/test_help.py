@@ -42,7 +42,14 @@ def loaded(code: str) -> str:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], *([*path, "--help"] for path, _ in ALL if path), ["methods"], ["pairs"]],
+    [
+        ["--help"],
+        *([*path, "--help"] for path, _ in ALL if path),
+        ["methods"],
+        ["pairs"],
+        ["screen"],
+        ["screen", "--verify"],
+    ],
     ids=lambda arguments: " ".join(arguments),
 )
 def test_no_heavy_library_is_loaded_for(arguments: list[str]) -> None:
