@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,19 +62,17 @@ def quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-@contextmanager
-def _through_sdpa(where: str) -> Iterator[None]:
-    """Turn transformers' refusal of sdpa attention into ours."""
+def _with_attention(build: Callable[[str], Any]) -> Any:
+    """Build a model with sdpa attention, or with eager attention where the class cannot run sdpa.
+
+    Soft-capped scores and learned sink logits are beyond sdpa; transformers says so before weights are loaded.
+    """
     try:
-        yield
+        return build(ATTENTION)
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error):
             raise
-        reason = str(error).partition(" does not support")[0]
-        raise PairingError(
-            f"{where}: {reason} cannot run through sdpa attention (usual reasons: learned sink logits, soft-capped "
-            "scores). Its text ability and its sink cannot be measured here; use a model with plain softmax attention."
-        ) from error
+        return build("eager")
 
 
 def load_text_model(folder: Path, device: str, dtype: torch.dtype) -> LiveModel:
@@ -100,8 +98,10 @@ def build_tower(config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_f
         DamagedFileError: The vlm folder does not hold every weight of its model class.
         PairingError: The vlm's language weights cannot be shared with the text class.
     """
-    with torch.device("meta"), _through_sdpa("vlm"):
-        text = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+    with torch.device("meta"):
+        text = _with_attention(
+            lambda name: AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=name)
+        )
     vlm = None
     if vlm_folder is None:
         _refuse_computed_buffers(text)
@@ -147,8 +147,8 @@ def check_tower(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -
     Raises:
         PairingError: With the tensors that the model class lacks, has besides, or has in another shape.
     """
-    with torch.device("meta"), _through_sdpa("vlm"):
-        text = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
+    with torch.device("meta"):
+        text = _with_attention(lambda name: AutoModelForCausalLM.from_config(config, attn_implementation=name))
     if config.tie_word_embeddings:
         text.tie_weights()
     expected = {name: tuple(parameter.shape) for name, parameter in text.named_parameters()}
@@ -170,16 +170,19 @@ def check_tower(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -
 
 
 def _load(auto_class: Any, folder: Path, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    with quiet_transformers(), _through_sdpa(str(folder)):
-        model, info = auto_class.from_pretrained(
+    def build(attention: str) -> Any:
+        return auto_class.from_pretrained(
             folder,
             dtype=dtype,
             device_map=None if device == "cpu" else {"": device},  # straight to the device, not through host memory
-            attn_implementation=ATTENTION,
+            attn_implementation=attention,
             output_loading_info=True,
             local_files_only=True,
             trust_remote_code=False,
         )
+
+    with quiet_transformers():
+        model, info = _with_attention(build)
     problems = [
         f"{what}: {', '.join(map(str, sorted(info[key])[:5]))} ({len(info[key])} in all)"
         for key, what in (

@@ -9,10 +9,11 @@ Shape letters: H query heads, Q queries, K keys.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,17 +28,24 @@ from mergelab.sinks.metric import Rows, join_rows, measure_rows
 
 # For a name that contains "sdpa" transformers checks that the architecture can run it: we need that check.
 IMPLEMENTATION = "mergelab_sdpa_capture"
+EAGER_IMPLEMENTATION = "mergelab_eager_capture"
+"""For models that sdpa cannot run (soft-capped scores, learned sink logits): their own eager function computes the
+output, a map at a time, and the rows are read beside it as always."""
 
 BLOCK_ENTRIES = 2**20
 """Scores held at a time, over all heads: 4 MiB in float32, however long the prompt is."""
 
 SCORE_ARGUMENTS = {
-    "s_aux": "a learned sink logit takes part in its softmax, so rows over the keys do not sum to 1",
-    "sinks": "a learned sink logit takes part in its softmax, so rows over the keys do not sum to 1",
+    "s_aux": "a learned sink logit takes part in its softmax, which the sdpa function does not compute",
+    "sinks": "a learned sink logit takes part in its softmax, which the sdpa function does not compute",
     "softcap": "its scores are soft-capped, which the sdpa function does not compute",
     "position_bias": "a position bias is added to its scores, which this capture does not read",
 }
 """Arguments of attention functions that change the scores, and what to tell about them."""
+
+
+EAGER_ARGUMENTS = ("s_aux", "softcap")
+"""Those of them that the eager path reads."""
 
 
 class ArchitectureError(PairingError):
@@ -56,15 +64,22 @@ class Projections:
     """None for plain causal attention, else boolean (1, 1 or H, T, T), True where a key is visible."""
     scaling: float | None
     """Factor on the scores; None: D ** -0.5."""
+    softcap: float | None = None
+    """c of soft-capped scores, c * tanh(score / c); None: not capped."""
+    sink_logits: Tensor | None = None
+    """(H,) learned logits that join the softmax of every row; see ``metric.measure_rows``."""
 
     def to_cpu(self) -> Projections:
         """Return the same projections on the CPU."""
         mask = None if self.mask is None else self.mask.cpu()
-        return Projections(self.query.cpu(), self.key.cpu(), mask, self.scaling)
+        sink_logits = None if self.sink_logits is None else self.sink_logits.cpu()
+        return replace(self, query=self.query.cpu(), key=self.key.cpu(), mask=mask, sink_logits=sink_logits)
 
     def rows(self) -> Rows:
-        """Return the row statistics of the layer; see ``score_rows``."""
-        return score_rows(self.query, self.key, self.mask, self.scaling)
+        """Return the row statistics of the layer, (H, T), in float64 for float64 queries, else in float32."""
+        dtype = torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        blocks = score_blocks(self, dtype)
+        return join_rows([measure_rows(scores, visible, self.sink_logits) for scores, visible in blocks])
 
 
 @dataclass
@@ -78,6 +93,8 @@ class _Recorder:
     modules: dict[int, nn.Module] = field(default_factory=dict)
     rows: dict[int, Rows] = field(default_factory=dict)
     projections: dict[int, Projections] = field(default_factory=dict)
+    terms: set[str] = field(default_factory=set)
+    """What takes part in the softmax beside plain scores."""
 
     def note(self, module: nn.Module) -> int:
         layer = getattr(module, "layer_idx", None)
@@ -111,25 +128,71 @@ def _attend(
     if recorder is not None:
         layer = recorder.note(module)
         _refuse_unreadable(recorder.architecture, module, (query, key), attention_mask, kwargs)
-        if recorder.wanted is not None and recorder.wanted.get(layer) is module:
-            projections = Projections(query[0], key[0], attention_mask, kwargs.get("scaling"))
-            rows = projections.rows()
-            # Neither a NaN nor an infinity may hide among rows that have something to compare.
-            if not bool(torch.isfinite(rows.log_odds[rows.num_visible >= 2]).all()):
-                raise DamagedFileError(
-                    f"{recorder.architecture}, layer {layer}: expected finite attention scores, found NaN "
-                    f"or infinity. The weights hold such values, or overflow in {query.dtype}. Check them, "
-                    "or measure in float32."
-                )
-            recorder.rows[layer] = rows.to_cpu()
-            if recorder.keep_projections:
-                recorder.projections[layer] = projections.to_cpu()
+        projections = Projections(query[0], key[0], attention_mask, kwargs.get("scaling"))
+        _record(recorder, layer, module, projections)
     return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **kwargs)
+
+
+def _attend_eagerly(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention as the module's own eager function does and let the active recorder read its rows."""
+    attend = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    recorder = _RECORDER.get()
+    if attend is None:
+        raise ArchitectureError(
+            f"{type(module).__name__}: runs neither through sdpa nor through an eager function beside its class."
+        )
+    if recorder is not None:
+        layer = recorder.note(module)
+        visible = None if attention_mask is None else _visible_keys(attention_mask)
+        others = {name: value for name, value in kwargs.items() if name not in EAGER_ARGUMENTS}
+        mask = attention_mask if visible is None else visible
+        _refuse_unreadable(recorder.architecture, module, (query, key), mask, others)
+        projections = Projections(
+            query[0], key[0], visible, kwargs.get("scaling"), kwargs.get("softcap"), kwargs.get("s_aux")
+        )
+        _record(recorder, layer, module, projections)
+    return attend(module, query, key, value, attention_mask, **kwargs)
+
+
+def _visible_keys(mask: Tensor) -> Tensor | None:
+    """Return which keys an additive mask shows; None if it does more than to hide (any value but 0 and the least)."""
+    visible = mask == 0
+    hidden = mask <= torch.finfo(mask.dtype).min
+    return visible if bool((visible | hidden).all()) else None
+
+
+def _record(recorder: _Recorder, layer: int, module: nn.Module, projections: Projections) -> None:
+    if projections.softcap is not None:
+        recorder.terms.add("soft cap")
+    if projections.sink_logits is not None:
+        recorder.terms.add("sink logit, counted in 1 - a")
+    if recorder.wanted is None or recorder.wanted.get(layer) is not module:
+        return
+    rows = projections.rows()
+    # Neither a NaN nor an infinity may hide among rows that have something to compare.
+    if not bool(torch.isfinite(rows.log_odds[rows.num_visible >= 2]).all()):
+        raise DamagedFileError(
+            f"{recorder.architecture}, layer {layer}: expected finite attention scores, found NaN "
+            f"or infinity. The weights hold such values, or overflow in {projections.query.dtype}. Check them, "
+            "or measure in float32."
+        )
+    recorder.rows[layer] = rows.to_cpu()
+    if recorder.keep_projections:
+        recorder.projections[layer] = projections.to_cpu()
 
 
 AttentionInterface.register(IMPLEMENTATION, _attend)
 # Without a mask function of the same name transformers would pass no mask at all: windows would be lost.
 AttentionMaskInterface.register(IMPLEMENTATION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+AttentionInterface.register(EAGER_IMPLEMENTATION, _attend_eagerly)
+AttentionMaskInterface.register(EAGER_IMPLEMENTATION, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
 
 
 def _refuse_unreadable(
@@ -181,9 +244,7 @@ def score_rows(query: Tensor, key: Tensor, attention_mask: Tensor | None, scalin
     **Deviations**: a bfloat16 model's eager attention rounds its scores to bfloat16 before the softmax; these
     stay float32.
     """
-    projections = Projections(query, key, attention_mask, scaling)
-    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return join_rows([measure_rows(scores, visible) for scores, visible in score_blocks(projections, dtype)])
+    return Projections(query, key, attention_mask, scaling).rows()
 
 
 def score_blocks(projections: Projections, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
@@ -210,6 +271,8 @@ def score_blocks(projections: Projections, dtype: torch.dtype) -> Iterator[tuple
         # Keys after the last query of the block are invisible to all of it.
         grouped = query[:, start:stop].reshape(num_key_heads, -1, width)
         scores = (grouped @ key[:, :stop].transpose(1, 2)).view(num_heads, stop - start, stop)
+        if projections.softcap is not None:
+            scores = projections.softcap * torch.tanh(scores / projections.softcap)
         visible = positions[:stop] <= positions[start:stop, None]
         if projections.mask is not None:
             visible = visible & projections.mask[0, :, start:stop, :stop]
@@ -227,11 +290,13 @@ def _as_found(model: PreTrainedModel) -> Iterator[None]:
         try:
             model.set_attn_implementation(IMPLEMENTATION)
         except ValueError as error:
-            raise ArchitectureError(
-                f"{type(model).__name__} ({model.config.model_type}): transformers cannot run it "
-                "through sdpa attention. Usual reasons: learned sink logits, soft-capping, no attention. "
-                "The sink metrics are defined for causal softmax attention over the keys alone."
-            ) from error
+            if not getattr(model, "_supports_attention_backend", False):
+                raise ArchitectureError(
+                    f"{type(model).__name__} ({model.config.model_type}): transformers cannot run it "
+                    "through an attention function of ours. Usual reason: it has no attention. "
+                    "The sink metrics are defined for causal softmax attention over the keys."
+                ) from error
+            model.set_attn_implementation(EAGER_IMPLEMENTATION)
         yield
     finally:
         # Set on the configs directly: set_attn_implementation would check (and might reload) what was there.
@@ -257,12 +322,15 @@ def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
 class Capture:
     """Reads attention rows of a model inside ``capturing``.
 
-    ``layers`` are the ids of all layers with softmax attention, in order.
+    ``layers`` are the ids of all layers with softmax attention, in order; ``terms`` name what takes part in the
+    softmax beside plain scores (a soft cap, a learned sink logit), mostly nothing.
     """
 
     def __init__(self, model: PreTrainedModel, token_ids: list[int]) -> None:
         self._model = model
-        self._modules = self._forward(token_ids[:2], None).modules
+        found = self._forward(token_ids[:2], None)
+        self._modules = found.modules
+        self.terms: tuple[str, ...] = tuple(sorted(found.terms))
         self.layers: tuple[int, ...] = tuple(sorted(self._modules))
         if not self.layers:
             raise ArchitectureError(

@@ -48,7 +48,9 @@ class Displacements:
         return self.num_visible >= 2
 
 
-def compare_scores(base: Tensor, tower: Tensor, visible: Tensor) -> Displacements:
+def compare_scores(
+    base: Tensor, tower: Tensor, visible: Tensor, sink_logits: tuple[Tensor, Tensor] | None = None
+) -> Displacements:
     """Compute the displacement of attention rows from the raw scores of two models.
 
     With s and s' the scores of base and tower, m the first index of the base's row maximum and
@@ -66,6 +68,8 @@ def compare_scores(base: Tensor, tower: Tensor, visible: Tensor) -> Displacement
         base: (H, Q, K) scores, float32 or float64, after scaling.
         tower: Same shape and dtype.
         visible: Boolean, broadcastable to them; each row must see at least one key.
+        sink_logits: (H,) learned logits of base and tower that join every softmax. They count as one more p, never
+            as the sink.
 
     Returns:
         The row statistics in the dtype of the scores.
@@ -80,14 +84,19 @@ def compare_scores(base: Tensor, tower: Tensor, visible: Tensor) -> Displacement
     if base.shape != tower.shape or base.dtype != tower.dtype:
         raise ValueError(f"scores are {base.dtype} {tuple(base.shape)} and {tower.dtype} {tuple(tower.shape)}")
     visible = visible.expand(base.shape)
-    rows = measure_rows(base, visible)
+    rows = measure_rows(base, visible, None if sink_logits is None else sink_logits[0])
     sink = base.masked_fill(~visible, -torch.inf).argmax(dim=-1, keepdim=True)
     delta = tower - base
     moved = (delta - delta.gather(-1, sink)).abs().masked_fill(~visible, 0.0)
     shown = tower.masked_fill(~visible, -torch.inf)
     others = torch.logsumexp(shown.scatter(-1, sink, -torch.inf), dim=-1)
+    b_gap = moved.amax(dim=-1)
+    if sink_logits is not None:
+        before, after = (logits[:, None].to(base) for logits in sink_logits)
+        b_gap = torch.maximum(b_gap, (after - before - delta.gather(-1, sink).squeeze(-1)).abs())
+        others = torch.logaddexp(others, after)
     return Displacements(
-        b_gap=moved.amax(dim=-1),
+        b_gap=b_gap,
         log_odds=rows.log_odds,
         log_odds_after=shown.gather(-1, sink).squeeze(-1) - others,
         is_same_sink=shown.argmax(dim=-1) == sink.squeeze(-1),
@@ -113,12 +122,17 @@ def compare_projections(base: Projections, tower: Projections) -> Displacements:
             f"{base.query.shape[0]} heads and {base.query.shape[1]} tokens in base, {tower.query.shape[0]} and "
             f"{tower.query.shape[1]} in the tower"
         )
+    if (base.sink_logits is None) != (tower.sink_logits is None):
+        raise ValueError("only one of the models has learned sink logits")
+    logits = None
+    if base.sink_logits is not None and tower.sink_logits is not None:
+        logits = base.sink_logits, tower.sink_logits
     blocks = []
     pairs = zip(score_blocks(base, torch.float64), score_blocks(tower, torch.float64), strict=True)
     for (base_scores, base_visible), (tower_scores, tower_visible) in pairs:
         if not bool((base_visible == tower_visible).all()):
             raise ValueError("a query sees other keys in the tower than in base (another window)")
-        blocks.append(compare_scores(base_scores, tower_scores, base_visible))
+        blocks.append(compare_scores(base_scores, tower_scores, base_visible, logits))
     names = [entry.name for entry in fields(Displacements)]
     return Displacements(**{name: torch.cat([getattr(block, name) for block in blocks], dim=-1) for name in names})
 

@@ -71,7 +71,8 @@ def measure_sink(
     Returns:
         JSON-able record. From ``summary.summarize_rows``: ``sink_strength`` and the other metrics, counters
         and medians per prompt, layer and head. ``dtype``: the forward's. ``last_layers``, ``layers`` (their
-        ids), ``num_layers`` (layers with softmax attention). ``num_prompts``, ``token_counts`` (one a
+        ids), ``num_layers`` (layers with softmax attention), ``softmax_terms`` (a soft cap or a
+        learned sink logit beside plain scores; mostly empty). ``num_prompts``, ``token_counts`` (one a
         prompt), ``prompts`` (name, sha256), ``chat_template_sha256`` (None: plain text),
         ``enable_thinking`` (False, or None where the template has no such switch),
         ``add_generation_prompt``, ``token_ids_sha256``, ``seconds``.
@@ -107,6 +108,7 @@ def measure_sink(
         "last_layers": len(layers),
         "layers": list(layers),
         "num_layers": len(capture.layers),
+        "softmax_terms": list(capture.terms),
         "num_prompts": len(prompts.texts),
         "token_counts": [len(token_ids) for token_ids in inputs.token_ids],
         "prompts": {"name": prompts.name, "sha256": prompts.sha256},

@@ -48,7 +48,7 @@ def join_rows(blocks: Sequence[Rows]) -> Rows:
     return Rows(**{name: torch.cat([getattr(block, name) for block in blocks], dim=-1) for name in names})
 
 
-def measure_rows(scores: Tensor, visible: Tensor) -> Rows:
+def measure_rows(scores: Tensor, visible: Tensor, sink_logits: Tensor | None = None) -> Rows:
     """Compute the sink statistics of attention rows from raw scores.
 
     With s the scores of the visible keys of a row, m the first index of their maximum:
@@ -63,6 +63,9 @@ def measure_rows(scores: Tensor, visible: Tensor) -> Rows:
     Args:
         scores: (H, Q, K), float32 or float64, after scaling; entries of invisible keys are ignored.
         visible: Boolean, broadcastable to (H, Q, K); each row must see at least one key.
+        sink_logits: (H,) learned logits that join the softmax of every row of their head and belong to no key
+            (gpt-oss). Their mass counts in 1 - a and lowers ``first_mass``; they are never the row maximum, nor
+            the second largest of ``gap``.
 
     Returns:
         The row statistics, floats in the dtype of ``scores``.
@@ -89,6 +92,8 @@ def measure_rows(scores: Tensor, visible: Tensor) -> Rows:
     others = shown.scatter_(-1, sink, -math.inf)
     second = others.amax(dim=-1)
     others_total = torch.logsumexp(others, dim=-1)
+    if sink_logits is not None:
+        others_total = torch.logaddexp(others_total, sink_logits[:, None].to(others_total))
     return Rows(
         log_odds=largest - others_total,
         gap=largest - second,

@@ -89,13 +89,24 @@ def test_models_without_causal_softmax_attention_are_refused(tmp_path: Path, pro
     refused = {
         "bert": (bert, "no text tower"),
         "t5": (t5, "no text tower"),
-        "gpt_oss": (tiny("gpt_oss"), "cannot run through sdpa attention"),
-        "gemma2": (tiny("gemma2"), "cannot run through sdpa attention"),
     }
     for name, (model, reason) in refused.items():
         result = mergelab("sink", write(tmp_path / name, model), "--prompts", prompts, "--device", "cpu")
         assert (result.exit_code, result.stdout) == (4, ""), name
         assert reason in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("family", "terms"), [("gpt_oss", ["sink logit, counted in 1 - a"]), ("gemma2", ["soft cap"]), ("qwen3", [])]
+)
+def test_models_beyond_sdpa_are_measured_and_say_what_is_in_their_softmax(
+    family: str, terms: list[str], tmp_path: Path, prompts: Path
+) -> None:
+    model = write(tmp_path / family, tiny(family))
+    result = mergelab("sink", model, "--prompts", prompts, "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    (record,) = json.loads(result.stdout)
+    assert record["softmax_terms"] == terms
 
 
 def test_prompts_that_give_nothing_to_measure_are_refused(tmp_path: Path) -> None:

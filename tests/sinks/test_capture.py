@@ -23,8 +23,22 @@ from mergelab.sinks.metric import Rows
 from tests.sinks.models import tiny
 
 TOKENS = [1, 5, 9, 7, 3, 20, 21, 22, 30, 31, 4, 11, 40, 41]
-READABLE = ["llama", "qwen2", "qwen3", "gemma3_text", "mistral", "phi3", "olmo2", "olmo3", "gpt2", "gpt_neox"]
-WINDOWED = {"gemma3_text": [0, 2], "mistral": [0, 1, 2, 3], "olmo3": [0, 2]}
+READABLE = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma3_text",
+    "mistral",
+    "phi3",
+    "olmo2",
+    "olmo3",
+    "gpt2",
+    "gpt_neox",
+    "gemma2",
+    "gpt_oss",
+]
+EAGER_ONLY = ["gemma2", "gpt_oss"]
+WINDOWED = {"gemma3_text": [0, 2], "mistral": [0, 1, 2, 3], "olmo3": [0, 2], "gemma2": [0, 2]}
 
 
 def eager_maps(model: PreTrainedModel, token_ids: list[list[int]], mask: list[list[int]] | None = None) -> Any:
@@ -40,10 +54,12 @@ def eager_maps(model: PreTrainedModel, token_ids: list[list[int]], mask: list[li
     return [attention.double() for attention in output.attentions]
 
 
-def slow_row(probabilities: list[float]) -> tuple[float, float, int, float, int]:
+def slow_row(probabilities: list[float], has_sink_logit: bool = False) -> tuple[float, float, int, float, int]:
     """Return log-odds, gap, argmax, mass of key 0 and number of keys from the probabilities of one row."""
     ranked = sorted(probabilities, reverse=True)
     others = math.fsum(ranked[1:])
+    if has_sink_logit:  # the map lacks the column of the learned logit, whose mass is not the maximum's
+        others = 1 - ranked[0]
     return (
         math.log(ranked[0] / others) if others > 0 else math.inf,
         math.log(ranked[0] / ranked[1]) if ranked[1] > 0 else math.inf,
@@ -53,12 +69,12 @@ def slow_row(probabilities: list[float]) -> tuple[float, float, int, float, int]
     )
 
 
-def assert_rows_equal_map(rows: Rows, attention: torch.Tensor) -> None:
+def assert_rows_equal_map(rows: Rows, attention: torch.Tensor, has_sink_logit: bool = False) -> None:
     heads, queries, _ = attention.shape
     assert rows.log_odds.shape == (heads, queries)
     for head in range(heads):
         for query in range(queries):
-            log_odds, gap, sink, first, visible = slow_row(attention[head, query].tolist())
+            log_odds, gap, sink, first, visible = slow_row(attention[head, query].tolist(), has_sink_logit)
             assert rows.log_odds[head, query].item() == pytest.approx(log_odds, abs=1e-4)
             assert rows.gap[head, query].item() == pytest.approx(gap, abs=1e-4)
             assert rows.is_first[head, query].item() == (sink == 0)
@@ -75,12 +91,15 @@ def capture_all(model: PreTrainedModel, token_ids: list[int]) -> dict[int, Rows]
 @pytest.mark.parametrize("family", READABLE)
 def test_rows_equal_eager_maps(family: str, block_entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_module, "BLOCK_ENTRIES", block_entries)
+    has_sink_logit = family == "gpt_oss"
     model = tiny(family)
+    if has_sink_logit:  # what is missing from a float32 map is lost in its rounding
+        model.double().set_experts_implementation("eager")
     rows = capture_all(model, TOKENS)
     assert list(rows) == [0, 1, 2, 3]
     maps = eager_maps(model, [TOKENS])
     for layer, attention in enumerate(maps):
-        assert_rows_equal_map(rows[layer], attention[0])
+        assert_rows_equal_map(rows[layer], attention[0], has_sink_logit)
     before = torch.arange(1, len(TOKENS) + 1)
     windowed = [layer for layer in rows if bool((rows[layer].num_visible < before).any())]
     assert windowed == WINDOWED.get(family, [])
@@ -116,6 +135,8 @@ def test_half_precision_queries_are_scored_in_float32(dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("family", READABLE)
 def test_logits_during_capture_equal_plain_sdpa(family: str) -> None:
     model = tiny(family)
+    before = model.config._attn_implementation
+    assert before == ("eager" if family in EAGER_ONLY else "sdpa")
     logits: list[torch.Tensor] = []
     handle = model.register_forward_hook(lambda _module, _inputs, output: logits.append(output.logits))
     with torch.no_grad():
@@ -126,7 +147,7 @@ def test_logits_during_capture_equal_plain_sdpa(family: str) -> None:
         )
     capture_all(model, TOKENS)
     handle.remove()
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == before
     assert logits[0].shape == logits[-1].shape
     assert torch.equal(logits[0], logits[-1])
     assert not logits[-1].requires_grad
@@ -223,8 +244,6 @@ def test_hybrid_model_lists_only_layers_with_softmax_attention() -> None:
 @pytest.mark.parametrize(
     ("family", "named"),
     [
-        ("gpt_oss", r"GptOssForCausalLM \(gpt_oss\).*learned sink logits"),
-        ("gemma2", r"Gemma2ForCausalLM \(gemma2\).*soft-capping"),
         ("mamba", r"MambaForCausalLM \(mamba\).*no attention\."),
         ("bloom", r"BloomForCausalLM \(bloom\): not one layer called softmax attention"),
         ("doge", r"DogeForCausalLM.*its attention mask is torch.float32 and may change scores"),
