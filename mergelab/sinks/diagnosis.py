@@ -14,11 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mergelab.errors import RecipeError, problem_list
-from mergelab.sinks.capture import ArchitectureError, Projections, capturing
+from mergelab.sinks.capture import ArchitectureError, capturing
 from mergelab.sinks.displacement import Displacements, compare_projections, summarize_displacements
 from mergelab.sinks.measure import Inputs, check_lengths, choose_layers
 from mergelab.sinks.metric import Rows
 from mergelab.sinks.prompts import Prompts
+from mergelab.sinks.scores import Projections
 from mergelab.sinks.summary import summarize_rows
 
 SINGLE_NUMBERS = (
@@ -36,6 +37,8 @@ class Reading:
     rows: tuple[Mapping[int, Rows], ...]
     dtype: str
     """Of the forward pass."""
+    softmax_terms: tuple[str, ...]
+    """What takes part in the softmax beside plain scores; see ``capture.Capture``."""
     projections: tuple[Mapping[int, Projections], ...] = ()
     """On the CPU; empty unless asked for."""
 
@@ -67,7 +70,7 @@ def read_model(model: PreTrainedModel, prompts: Prompts, inputs: Inputs, *, keep
             rows.append(found)
             if keep_projections:
                 projections.append(made_of)
-    return Reading(tuple(rows), _dtype_name(model), tuple(projections))
+    return Reading(tuple(rows), _dtype_name(model), capture.terms, tuple(projections))
 
 
 def compare(
@@ -101,7 +104,7 @@ def compare(
             found, after = capture.rows_and_projections(token_ids, capture.layers)
             rows.append(found)
             displacements.append({layer: _compare(layer, before[layer], after[layer]) for layer in capture.layers})
-    return Reading(tuple(rows), _dtype_name(model)), tuple(displacements)
+    return Reading(tuple(rows), _dtype_name(model), capture.terms), tuple(displacements)
 
 
 def sink_record(reading: Reading, last_layers: int | None) -> dict[str, Any]:
@@ -112,9 +115,9 @@ def sink_record(reading: Reading, last_layers: int | None) -> dict[str, Any]:
         last_layers: As ``measure.measure_sink``; the single numbers equal those of its record.
 
     Returns:
-        JSON-able: the single numbers of ``summary.summarize_rows``, ``dtype``, ``last_layers``, ``layers`` (those of
-        the single numbers), and over all layers ``per_layer`` (layer -> sink_strength, position0_share), ``per_head``
-        (layers x heads, median G) and ``window_layers``.
+        JSON-able: the single numbers of ``summary.summarize_rows``, ``dtype``, ``softmax_terms``, ``last_layers``,
+        ``layers`` (those of the single numbers), ``num_layers``, and over all layers ``per_layer`` (layer ->
+        sink_strength, position0_share), ``per_head`` (layers x heads, median G) and ``window_layers``.
 
     Raises:
         RecipeError: ``last_layers`` is not between 1 and the number of layers.
@@ -133,6 +136,7 @@ def sink_record(reading: Reading, last_layers: int | None) -> dict[str, Any]:
         "last_layers": len(layers),
         "layers": list(layers),
         "num_layers": len(reading.layers),
+        "softmax_terms": list(reading.softmax_terms),
         "per_layer": {
             str(layer): {
                 "sink_strength": summary["sink_strength"],

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergelab.sinks.capture import Projections, score_blocks
 from mergelab.sinks.metric import measure_rows
+from mergelab.sinks.scores import Projections, score_blocks
 from mergelab.sinks.summary import bootstrap_median, median
 
 LEMMA_TOLERANCE = 1e-9

@@ -17,9 +17,10 @@ from transformers import (
 )
 
 from mergelab.errors import DamagedFileError, PairingError
-from mergelab.sinks import capture as capture_module
-from mergelab.sinks.capture import ArchitectureError, capturing, score_rows
+from mergelab.sinks import scores as scores_module
+from mergelab.sinks.capture import ArchitectureError, capturing
 from mergelab.sinks.metric import Rows
+from mergelab.sinks.scores import score_rows
 from tests.sinks.models import tiny
 
 TOKENS = [1, 5, 9, 7, 3, 20, 21, 22, 30, 31, 4, 11, 40, 41]
@@ -90,7 +91,7 @@ def capture_all(model: PreTrainedModel, token_ids: list[int]) -> dict[int, Rows]
 @pytest.mark.parametrize("block_entries", [10**6, 4 * 14 * 5], ids=["one block", "blocks of five"])
 @pytest.mark.parametrize("family", READABLE)
 def test_rows_equal_eager_maps(family: str, block_entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_module, "BLOCK_ENTRIES", block_entries)
+    monkeypatch.setattr(scores_module, "BLOCK_ENTRIES", block_entries)
     has_sink_logit = family == "gpt_oss"
     model = tiny(family)
     if has_sink_logit:  # what is missing from a float32 map is lost in its rounding
@@ -217,7 +218,7 @@ def test_no_map_is_ever_made() -> None:
     with LargestTensor() as watch:
         rows = capture_all(model, token_ids)
     assert rows[1].log_odds.shape == (4, num_tokens)
-    assert watch.largest <= capture_module.BLOCK_ENTRIES < num_tokens**2
+    assert watch.largest <= scores_module.BLOCK_ENTRIES < num_tokens**2
     with LargestTensor() as watch_eager:
         eager_maps(model, [token_ids])
     assert watch_eager.largest >= 4 * num_tokens**2

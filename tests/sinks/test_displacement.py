@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from mergelab.sinks import capture as capture_module
-from mergelab.sinks.capture import Projections, capturing
+from mergelab.sinks import scores as scores_module
+from mergelab.sinks.capture import capturing
 from mergelab.sinks.displacement import (
     Displacements,
     compare_projections,
     compare_scores,
     summarize_displacements,
 )
+from mergelab.sinks.scores import Projections
 from tests.sinks.models import tiny
 from tests.sinks.test_capture import TOKENS, eager_maps
 
@@ -81,7 +82,7 @@ def projections_of(model: Any) -> dict[int, Projections]:
 def test_gap_equals_that_of_eager_probabilities(
     family: str, block_entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_module, "BLOCK_ENTRIES", block_entries)
+    monkeypatch.setattr(scores_module, "BLOCK_ENTRIES", block_entries)
     base, tower = tiny(family, seed=0), tiny(family, seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
