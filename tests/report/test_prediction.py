@@ -46,6 +46,14 @@ def test_more_bases_than_the_level_needs_drop_the_largest_residual() -> None:
     assert found.level == 0.9
 
 
+def test_interval_leaves_out_all_pairs_of_a_base() -> None:
+    twins = [entry("d", 3, 30), entry("d", 3, 31)]
+    panel = [entry("a", 0, 0), entry("b", 1, 1), entry("c", 2, 2), *twins]
+    found = predict(panel, 1.5)
+    assert (found.delta, found.low, found.high) == pytest.approx(slow_interval(panel, 1.5))
+    assert found.high - found.delta == pytest.approx(28), "31 where the others' line says 3"
+
+
 def test_pairs_of_one_base_are_left_out_together() -> None:
     panel = [entry("a", 0, 0), entry("b", 1, 1), entry("c", 2, 2), entry("d", 3, 30), entry("d", 3, 31)]
     strengths, deltas = (

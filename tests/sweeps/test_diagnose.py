@@ -122,6 +122,14 @@ def test_folder_that_holds_something_is_refused_before_work(pair: dict[str, Path
     assert "Reading" not in result.stderr
 
 
+def test_a_vlm_that_does_not_come_from_the_base_is_refused(pair: dict[str, Path], tmp_path: Path) -> None:
+    stranger = tiny_llava(tmp_path / "stranger", seed=9)
+    result = mergelab(*arguments(pair, "--out", tmp_path / "out", vlm=stranger))
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "nothing in common" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_weights_that_are_not_finite_leave_nothing_behind(pair: dict[str, Path], tmp_path: Path) -> None:
     broken = tiny_llava(tmp_path / "broken", seed=2, start=pair["base"])
     tensors = load_file(broken / "model.safetensors")
