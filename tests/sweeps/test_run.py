@@ -115,6 +115,19 @@ def test_copy_of_the_vlm_reproduces_its_weights_sink_and_answers(finished: tuple
     assert base.tasks["ifeval"].samples != vlm.tasks["ifeval"].samples, "the pair must differ for this to mean much"
 
 
+def test_finished_run_stands_on_the_panel(finished: tuple[Path, Result]) -> None:
+    result = CliRunner().invoke(main, ["screen", "--add", str(finished[0]), "--json"])
+    assert result.exit_code == 0, result.output
+    added = json.loads(result.stdout)["panel"][-1]
+    run = read_run(finished[0])
+    base, vlm = (point(run, role) for role in ("base", "vlm"))
+    assert base.sink is not None
+    assert added["sink_strength"] == base.sink["sink_strength_bf16"]
+    strict = [100 * sum(line["strict"] for line in p.tasks["ifeval"].samples) / len(PROMPTS) for p in (base, vlm)]
+    assert added["deltas"] == {"ifeval": pytest.approx(strict[1] - strict[0])}
+    assert (added["base"], added["vlm"]) == ("base", "vlm")
+
+
 def test_distinct_points_have_distinct_weights(finished: tuple[Path, Result]) -> None:
     run = read_run(finished[0])
     hashes = [p.point["weights_hash"] for p in run.points if p.role in ("merge", "control")]
