@@ -109,6 +109,7 @@ def _notes(panel: list[Entry], placed: list[dict[str, Any]]) -> list[str]:
 
     six, all_of_it = subset(panel, 6), subset(panel, 17)
     notes = [
+        "S in nats; IFEval is prompt-level strict, vlm minus base in points.",
         f"Evidence: {PAPER}. Its {_word(len(six))} main pairs have {_word(num_distinct(six))} distinct S, its "
         f"{len(all_of_it)} pairs {num_distinct(all_of_it)}: pairs that share a base are not independent.",
     ]
