@@ -63,6 +63,24 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """A whole number of at least ``low``."""
+
+    low: int = 0
+    type_name: str = "whole number"
+
+    def text(self) -> str:
+        """Return the range in words."""
+        return f"a whole number of at least {self.low}"
+
+    def problem(self, name: str, value: object) -> str | None:
+        """Return what is wrong with ``value`` as the parameter ``name``, or None."""
+        if isinstance(value, int) and not isinstance(value, bool) and value >= self.low:
+            return None
+        return f"{name}: expected {self.text()}, found {_shown(value)}"
+
+
+@dataclass(frozen=True)
 class Choice:
     """One word of a list; ``refused`` holds known words that are not available, each with its reason."""
 
@@ -122,4 +140,4 @@ class Weights:
         return f"{name}: expected {self.text()}, found {', '.join(wrong)}" if wrong else None
 
 
-Bounds = Number | Choice | Flag | Weights
+Bounds = Number | Whole | Choice | Flag | Weights

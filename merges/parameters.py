@@ -26,9 +26,19 @@ from merges.fields import (
     weights_field,
     zero_sum_field,
 )
+from merges.mergekit_methods import (
+    MERGEKIT,
+    PREFIX,
+    ByMergekit,
+    build_mergekit,
+    default_text,
+    is_mergekit,
+    mergekit_inputs,
+)
 
 __all__ = [
     "PARAMETERS",
+    "ByMergekit",
     "DareLinear",
     "DareTies",
     "Gaussian",
@@ -42,6 +52,7 @@ __all__ = [
     "build",
     "canonical",
     "describe",
+    "inputs_of",
 ]
 
 SUM_TOLERANCE = 1e-6
@@ -222,9 +233,9 @@ class Gaussian:
         settle(self)
 
 
-Parameters = Linear | TaskArithmetic | Ties | DareLinear | DareTies | Tsv | Gaussian
+Parameters = Linear | TaskArithmetic | Ties | DareLinear | DareTies | Tsv | Gaussian | ByMergekit
 
-PARAMETERS: dict[str, type[Parameters]] = {
+PARAMETERS: dict[str, type[Any]] = {
     "linear": Linear,
     "task_arithmetic": TaskArithmetic,
     "ties": Ties,
@@ -251,7 +262,7 @@ def build(method: str, values: Mapping[str, object], vectors: Sequence[str], con
     """Make the parameters of ``method`` from the values of a recipe, or say everything that is wrong.
 
     Args:
-        method: A key of ``PARAMETERS``.
+        method: A key of ``PARAMETERS``, or ``mergekit:NAME``, which has its own table and no conventions.
         values: By name as in the recipe, so ``lambda``, not ``lambda_``. Absent ones take the default.
         vectors: Roles of the models that give task vectors; for ``linear`` of the models that are averaged.
         conventions: A key of ``PRESETS``; ``values`` override what it sets.
@@ -264,6 +275,8 @@ def build(method: str, values: Mapping[str, object], vectors: Sequence[str], con
             or out of range, a weight belongs to no vector, a vector has no weight, or the method makes no
             sense with that many vectors. All of them are listed.
     """
+    if is_mergekit(method):
+        return build_mergekit(method, values, vectors)
     if method not in PARAMETERS:
         raise ParameterErrors([_unknown("method", method, PARAMETERS)])
     kind = PARAMETERS[method]
@@ -295,8 +308,27 @@ def build(method: str, values: Mapping[str, object], vectors: Sequence[str], con
     raise ParameterErrors(problems)
 
 
+def inputs_of(method: str, zero_point: str | None) -> tuple[tuple[str, ...], str | None]:
+    """Return the models that a method merges, in the order it sees them, and what it measures them from.
+
+    From ancestor there are two task vectors, base and vlm; from base the vlm's alone. Averages of the models
+    themselves take base and vlm and no zero point. Methods of mergekit: ``mergekit_inputs``.
+
+    Args:
+        method: A known method.
+        zero_point: ``ancestor`` or ``base``; None for methods that were given none.
+    """
+    if is_mergekit(method):
+        return mergekit_inputs(method.removeprefix(PREFIX), zero_point)
+    if PARAMETERS[method].inputs == "models":
+        return ("base", "vlm"), None
+    return ("base", "vlm") if zero_point == "ancestor" else ("vlm",), zero_point
+
+
 def canonical(parameters: Parameters) -> dict[str, object]:
     """Return every field by its recipe name, JSON-able; equal parameters give equal JSON text."""
+    if isinstance(parameters, ByMergekit):
+        return {key: _plain(value) for key, value in parameters.values.items()}
     return {recipe_name(item.name): _plain(getattr(parameters, item.name)) for item in fields(parameters)}
 
 
@@ -306,6 +338,18 @@ def describe(method: str) -> list[ParameterInfo]:
     Raises:
         ParameterErrors: The method is unknown.
     """
+    name = method.removeprefix(PREFIX)
+    if is_mergekit(method) and name in MERGEKIT:
+        return [
+            ParameterInfo(
+                name=slot.name,
+                type=slot.bounds.type_name if slot.per == "all" else f"{slot.bounds.type_name} per model",
+                default=default_text(slot) if slot.required else slot.default,
+                bounds=slot.bounds.text(),
+                meaning=slot.meaning,
+            )
+            for slot in MERGEKIT[name].slots
+        ]
     if method not in PARAMETERS:
         raise ParameterErrors([_unknown("method", method, PARAMETERS)])
     return [

@@ -13,23 +13,29 @@ from mergelab.cli.printing import print_json, print_table
 @click.command()
 @json_option
 def methods(as_json: bool) -> None:
-    """List the merge methods with their parameters, defaults, bounds and sources.
+    """List the merge methods with their parameters, defaults, bounds and sources: ours, then those of mergekit.
+
+    `mergekit:NAME` hands every tensor to mergekit and has mergekit's own parameters and defaults. Where models may
+    differ in a parameter, give one value for all or one by role: weight: {base: 1.0, vlm: 0.5}.
 
     \b
     Example:
       mergelab methods
     """
+    from merges.mergekit_methods import MERGEKIT, PREFIX, zero_points
     from merges.parameters import PARAMETERS, describe
 
+    known = {**PARAMETERS, **{PREFIX + name: spec for name, spec in MERGEKIT.items()}}
     described: list[dict[str, Any]] = [
         {
             "method": name,
             "title": kind.title,
             "source": kind.source,
             "draws": kind.draws,
+            "zero_points": list(zero_points(name.removeprefix(PREFIX))) if name.startswith(PREFIX) else None,
             "parameters": [vars(info) for info in describe(name)],
         }
-        for name, kind in PARAMETERS.items()
+        for name, kind in known.items()
     ]
     if as_json:
         print_json(described)
@@ -40,7 +46,9 @@ def methods(as_json: bool) -> None:
     for heading in ("method", "parameter", "default", "values", "meaning"):
         table.add_column(heading, overflow="fold")
     for method in described:
-        table.add_row(method["method"], "", "", "", f"{method['title']} ({method['source']})")
+        only = method["zero_points"] or ()
+        needs = f"; zero point {only[0]} only" if len(only) == 1 else ""
+        table.add_row(method["method"], "", "", "", f"{method['title']} ({method['source']}){needs}")
         for info in method["parameters"]:
             default = "" if info["default"] is None else str(info["default"])
             table.add_row("", info["name"], default, info["bounds"], info["meaning"])

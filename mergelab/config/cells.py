@@ -16,13 +16,18 @@ from mergelab.config.pair import Pair
 from mergelab.config.problems import did_you_mean, shown
 from mergelab.config.recipe import Merge, Recipe
 from mergelab.errors import RecipeError, problem_list
-from merges.parameters import PARAMETERS, ParameterErrors, Parameters, build, canonical, describe
+from merges.mergekit_methods import MERGEKIT, PREFIX, is_mergekit, unknown_method
+from merges.parameters import PARAMETERS, ParameterErrors, Parameters, build, canonical, describe, inputs_of
 
 CONTROL_METHODS = ("gaussian",)
 """Methods that are controls: they stand under ``controls``, not among the merges."""
 
 MAX_CELLS = 10_000
 """A larger grid is a slip: at one minute a point it would run for a week."""
+
+
+Inputs = tuple[tuple[str, ...], str | None]
+"""The models that a method merges, and what it measures them from; see ``inputs_of``."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,9 @@ class Cell:
     vectors: tuple[str, ...]
     """The models that are merged, in the order that the method sees them."""
 
+    zero_point: str | None
+    """What the method measures them from; None for averages of the models themselves."""
+
     @property
     def canonical(self) -> dict[str, Any]:
         """Every parameter, defaults and conventions included, as records and ids take it."""
@@ -49,10 +57,9 @@ class Cell:
         """True if the result depends on a seed."""
         return self.parameters.draws
 
-    @property
-    def needs_zero_point(self) -> bool:
-        """True for methods on task vectors, False for averages of the models themselves."""
-        return self.parameters.inputs == "task_vectors"
+    def conventions(self, asked: str) -> str:
+        """Return the conventions the point has: those of the recipe, but methods of mergekit have their own."""
+        return "mergekit" if is_mergekit(self.method) else asked
 
 
 def zero_point_of(recipe: Recipe, pair: Pair) -> str:
@@ -61,17 +68,22 @@ def zero_point_of(recipe: Recipe, pair: Pair) -> str:
 
 
 def merge_methods() -> tuple[str, ...]:
-    """Return the methods that a recipe may merge with, sorted."""
+    """Return the methods of our own that a recipe may merge with, sorted."""
     return tuple(sorted(set(PARAMETERS) - set(CONTROL_METHODS)))
 
 
 def parameter_names() -> dict[str, tuple[str, ...]]:
-    """Return the methods that take a parameter, by its YAML name."""
+    """Return the methods of our own that take a parameter, by its YAML name."""
     names: dict[str, list[str]] = {}
     for method in merge_methods():
         for info in describe(method):
             names.setdefault(info.name, []).append(method)
     return {name: tuple(methods) for name, methods in names.items()}
+
+
+def mergekit_takers(parameter: str) -> tuple[str, ...]:
+    """Return the methods ``mergekit:NAME`` that take a parameter."""
+    return tuple(PREFIX + name for name, spec in MERGEKIT.items() if parameter in {slot.name for slot in spec.slots})
 
 
 def grid_cells(recipe: Recipe, zero_point: str) -> tuple[tuple[Cell, ...], list[str]]:
@@ -94,10 +106,10 @@ def grid_cells(recipe: Recipe, zero_point: str) -> tuple[tuple[Cell, ...], list[
     cells: list[Cell] = []
     seen: dict[str, str] = {}
     for index, entry in enumerate(recipe.entries):
-        if entry.method not in merge_methods():
-            continue
         prefix = _prefix(recipe, index)
-        made, found = _entry_cells(entry, prefix, _vectors(entry.method, zero_point), recipe.conventions)
+        if _method_problems(entry.method, prefix):
+            continue
+        made, found = _entry_cells(entry, prefix, inputs_of(entry.method, zero_point), recipe.conventions)
         problems += found
         for cell in made:
             key = canonical_json([cell.method, cell.canonical])
@@ -124,8 +136,8 @@ def selected_cells(recipe: Recipe, zero_point: str) -> tuple[Cell, ...]:
         if wrong := _method_problems(entry.method, prefix):
             problems += wrong
             continue
-        vectors = _vectors(entry.method, zero_point)
-        made = _build(entry, entry.parameters or {}, prefix, vectors, recipe.conventions)
+        inputs = inputs_of(entry.method, zero_point)
+        made = _build(entry, entry.parameters or {}, prefix, inputs, recipe.conventions)
         if isinstance(made, Cell):
             cells.append(made)
         else:
@@ -139,16 +151,11 @@ def selected_cells(recipe: Recipe, zero_point: str) -> tuple[Cell, ...]:
 def control_cell(method: str) -> Cell:
     """Return a control made by a merge method: ``gaussian``, base plus noise of the size of tower - base."""
     vectors = ("vlm",)
-    return Cell(method, {}, build(method, {}, vectors), vectors)
+    return Cell(method, {}, build(method, {}, vectors), vectors, "base")
 
 
 def _prefix(recipe: Recipe, index: int) -> str:
     return f"merges.{index}." if recipe.merges is not None else ""
-
-
-def _vectors(method: str, zero_point: str) -> tuple[str, ...]:
-    averages = PARAMETERS[method].inputs == "models"
-    return ("base", "vlm") if averages or zero_point == "ancestor" else ("vlm",)
 
 
 def _method_problems(method: str, prefix: str) -> list[str]:
@@ -157,7 +164,10 @@ def _method_problems(method: str, prefix: str) -> list[str]:
         return []
     if method in CONTROL_METHODS:
         return [f"{prefix}method: {method} is a control, not a merge; write controls: [endpoints, {method}]"]
-    hint = did_you_mean(method, known)
+    if is_mergekit(method):
+        name = method.removeprefix(PREFIX)
+        return [] if name in MERGEKIT else [f"{prefix}method: {unknown_method(method)}"]
+    hint = f" (did you mean `{PREFIX}{method}`?)" if method in MERGEKIT else did_you_mean(method, known)
     return [f"{prefix}method: {shown(method)} is not a merge method{hint}; known are {', '.join(known)}"]
 
 
@@ -171,14 +181,14 @@ def _grid(entry: Merge) -> Iterator[dict[str, Any]]:
         yield {**(entry.parameters or {}), **dict(zip(sweep, choice, strict=True))}
 
 
-def _entry_cells(entry: Merge, prefix: str, vectors: tuple[str, ...], conventions: str) -> tuple[list[Cell], list[str]]:
+def _entry_cells(entry: Merge, prefix: str, inputs: Inputs, conventions: str) -> tuple[list[Cell], list[str]]:
     cells: list[Cell] = []
     problems: list[str] = []
     # `parameters` may leave out what the sweep gives; anything else that is wrong with it counts.
     complete = set(entry.sweep or {}) <= set(entry.parameters or {})
     choices = [*([entry.parameters or {}] if complete else []), *_grid(entry)]
     for position, values in enumerate(choices):
-        made = _build(entry, values, prefix, vectors, conventions)
+        made = _build(entry, values, prefix, inputs, conventions)
         if isinstance(made, Cell):
             if position > 0 or not complete:
                 cells.append(made)
@@ -187,11 +197,11 @@ def _entry_cells(entry: Merge, prefix: str, vectors: tuple[str, ...], convention
     return cells, problems
 
 
-def _build(
-    entry: Merge, values: Mapping[str, Any], prefix: str, vectors: tuple[str, ...], conventions: str
-) -> Cell | list[str]:
+def _build(entry: Merge, values: Mapping[str, Any], prefix: str, inputs: Inputs, conventions: str) -> Cell | list[str]:
+    vectors, zero_point = inputs
     try:
-        return Cell(entry.method, values, build(entry.method, values, vectors, conventions), vectors)
+        parameters = build(entry.method, values, vectors, conventions)
+        return Cell(entry.method, values, parameters, vectors, zero_point)
     except ParameterErrors as error:
         return [_placed(problem, entry, values, prefix) for problem in error.problems]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergelab.config.cells import grid_cells, merge_methods, parameter_names, zero_point_of
+from mergelab.config.cells import grid_cells, merge_methods, mergekit_takers, parameter_names, zero_point_of
 from mergelab.config.document import Document, read_document
 from mergelab.config.overrides import apply_overrides
 from mergelab.config.packaged import list_recipes
@@ -222,4 +222,7 @@ def _unknown_key(path: tuple[str | int, ...], value: object) -> str:
         return f"{name}: belongs at the top level of the recipe, not under `{block}:`"
     if key in merge_methods():
         return f"{name}: a method, not a key; write method: {key}"
+    if takers := mergekit_takers(key):
+        some = ", ".join(takers[:3]) + (f" and {len(takers) - 3} more" if len(takers) > 3 else "")
+        return f"{name}: a parameter (of {some}); write parameters: {{{key}: {shown(value)}}}"
     return f"{name}: unknown key{did_you_mean(key, known) or '; known are ' + ', '.join(known)}"

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mergelab.checkpoints.headers import Checkpoint
+from mergelab.engine.by_mergekit import check_installed
 from mergelab.errors import PairingError
 from mergelab.towers.pairing import PairedTensor, Pairing
-from merges.parameters import PARAMETERS, Parameters, build
+from merges.mergekit_methods import is_mergekit
+from merges.parameters import Parameters, build, inputs_of
 
 BLOCK_ENTRIES = 1 << 22
 """Entries a block holds for methods that work entry by entry: 16 MiB of float32 for every input."""
@@ -71,7 +73,7 @@ def operation(
     """Return the operation of one point.
 
     Args:
-        method: A name of ``merges.methods.METHODS``, or ``copy`` with ``{"of": role}``.
+        method: A name of ``merges.methods.METHODS``, ``mergekit:NAME``, or ``copy`` with ``{"of": role}``.
         values: Parameters by their YAML names; absent ones take the default of the conventions.
         zero_point: ``ancestor`` or ``base``; None for copies and averages. From ancestor there are two task
             vectors, base and vlm, from base the vlm's alone.
@@ -80,13 +82,15 @@ def operation(
 
     Raises:
         merges.parameters.ParameterErrors: All that is wrong with the parameters.
+        MachineError: mergekit is needed and is missing or of another version.
     """
     if method == COPY:
         return Operation(method=COPY, vectors=(str(values["of"]),))
-    averages = method in PARAMETERS and PARAMETERS[method].inputs == "models"
-    vectors = ("base", "vlm") if averages or zero_point == "ancestor" else ("vlm",)
+    if is_mergekit(method):
+        check_installed()
+    vectors, zero = inputs_of(method, zero_point)
     parameters = build(method, values, vectors, conventions)
-    return Operation(method, vectors, None if averages else zero_point, parameters, seed)
+    return Operation(method, vectors, zero, parameters, seed)
 
 
 def plan_jobs(pairing: Pairing, checkpoints: Mapping[str, Checkpoint], output_dtype: str = "auto") -> list[TensorJob]:

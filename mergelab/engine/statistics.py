@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,14 +9,14 @@ from typing import Any
 
 import torch
 
+from mergelab.engine.by_mergekit import RANDOM_STREAM
+from mergelab.engine.geometry import Plane
 from mergelab.engine.plan import Operation, TensorJob
 from merges.block import Block
 from merges.dare import dare_mask
+from merges.mergekit_methods import ByMergekit
 from merges.parameters import DareLinear, DareTies, Ties
 from merges.trim import trim_counts
-
-DOT_ENTRIES = 1 << 18
-"""Entries summed in float32 at a time: one float32 sum over an embedding is wrong in the third digit."""
 
 
 @dataclass
@@ -30,13 +29,12 @@ class MergeStatistics:
     copied_entries: int = 0
     changed: Counter[str] = field(default_factory=Counter)
     entries: Counter[str] = field(default_factory=Counter)
-    changed_by_kind: Counter[str] = field(default_factory=Counter)
+    changed_kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     rounded_back: int = 0
     vector_entries: int = 0
     asked_entries: int = 0
     kept_entries: int = 0
-    _dot: float = 0.0
-    _squares: dict[str, float] = field(default_factory=dict)
+    _plane: Plane = field(default_factory=Plane)
 
     def add(
         self,
@@ -56,16 +54,16 @@ class MergeStatistics:
         for role, model in models.items():
             changed = int((rounded != model.reshape(-1).to(rounded.dtype)).sum())
             self.changed[role] += changed
+            self.changed_kinds[role, kind] += changed
             if role == zero:
-                self.changed_by_kind[kind] += changed
                 self.rounded_back += int((merged != model).sum()) - changed
         if zero is not None:
             self._count_kept(job, models, start)
         if zero is not None and len(self.operation.vectors) == 2:
-            first, second = ((models[role] - models[zero]).view(-1) for role in self.operation.vectors)
-            self._dot += _dot(first, second)
-            for role, vector in zip(self.operation.vectors, (first, second), strict=True):
-                self._squares[role] = self._squares.get(role, 0.0) + _dot(vector, vector)
+            first, second = ((models[role] - models[zero]).reshape(-1) for role in self.operation.vectors)
+            # Three more products: worth it beside a decomposition or a sort, not beside an addition.
+            merge = (merged - models[zero]).reshape(-1) if self.operation.whole_tensors else None
+            self._plane.add(first, second, merge)
 
     def _count_kept(self, job: TensorJob, models: Mapping[str, torch.Tensor], start: int) -> None:
         """Count the entries of the task vectors that a trimming or dropping method asks for and keeps."""
@@ -89,40 +87,38 @@ class MergeStatistics:
 
     def cosine(self) -> float | None:
         """Return the cosine of the two task vectors over all merged entries; None without two non-zero vectors."""
-        if len(self._squares) != 2:
-            return None
-        norms = [math.sqrt(value) for value in self._squares.values()]
-        return self._dot / (norms[0] * norms[1]) if all(norms) else None
+        return self._plane.cosine()
 
     def record(self) -> dict[str, Any]:
         """Return the counters as JSON-able values; shares are of the merged entries, in 0..1.
 
-        ``changed_share_by_kind`` and ``rounded_back_share`` are told against the zero point, and None without one.
+        ``changed_share_by_kind`` and ``rounded_back_share`` are told against the zero point, and None without one;
+        ``changed_share_by_model_and_kind`` against every model that was read. ``outside_span_share`` is
+        ``Plane.outside_share``, for methods that see whole tensors and two task vectors.
         """
         total = max(1, self.merged_entries)
-        has_zero = self.operation.zero is not None
+        zero = self.operation.zero
+        has_zero = zero is not None
+        by_model = {
+            role: {kind: self.changed_kinds[role, kind] / count for kind, count in sorted(self.entries.items())}
+            for role in self.changed
+        }
+        parameters = self.operation.parameters
+        by_mergekit = isinstance(parameters, ByMergekit) and parameters.draws
         return {
             "method": self.operation.method,
-            "zero": self.operation.zero,
+            "zero": zero,
             "vectors": list(self.operation.vectors),
             "tensors_merged": self.num_tensors,
             "entries_merged": self.merged_entries,
             "entries_copied": self.copied_entries,
             "changed_share": {role: count / total for role, count in self.changed.items()},
-            "changed_share_by_kind": {
-                kind: self.changed_by_kind[kind] / count for kind, count in sorted(self.entries.items())
-            }
-            if has_zero
-            else None,
+            "changed_share_by_kind": by_model.get(zero, {}) if zero is not None else None,
+            "changed_share_by_model_and_kind": by_model,
             "rounded_back_share": self.rounded_back / total if has_zero else None,
             "asked_share": self.asked_entries / self.vector_entries if self.vector_entries else None,
             "kept_share": self.kept_entries / self.vector_entries if self.vector_entries else None,
             "task_vector_cosine": self.cosine(),
+            "outside_span_share": self._plane.outside_share(),
+            "random_stream": RANDOM_STREAM if by_mergekit else None,
         }
-
-
-def _dot(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Return the inner product of two flat float32 tensors, added up in float64 over slices."""
-    parts = zip(first.split(DOT_ENTRIES), second.split(DOT_ENTRIES), strict=True)
-    sums = [torch.dot(one, two) for one, two in parts]
-    return float(torch.stack(sums).cpu().double().sum()) if sums else 0.0

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from mergelab.checkpoints.reader import torch_dtype
+from mergelab.engine.by_mergekit import merge_by_mergekit
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import BLOCK_ENTRIES, COPY, Operation, TensorJob
 from mergelab.engine.statistics import MergeStatistics
 from mergelab.engine.targets import Target
 from mergelab.errors import PairingError
 from merges.block import Block
+from merges.mergekit_methods import ByMergekit
 from merges.methods import METHODS
 
 Progress = Callable[[int, int], None]
@@ -136,8 +138,11 @@ def _apply(job: TensorJob, models: dict[str, torch.Tensor], operation: Operation
         name=job.tensor.name, kind=job.tensor.kind, models=operation.vectors, seed=operation.seed, start=start
     )
     zero = models[operation.zero] if operation.zero is not None else None
+    vectors = [models[role] for role in operation.vectors]
     try:
-        return METHODS[operation.method](zero, [models[r] for r in operation.vectors], operation.parameters, block)
+        if isinstance(operation.parameters, ByMergekit):
+            return merge_by_mergekit(zero, vectors, operation.parameters, block)
+        return METHODS[operation.method](zero, vectors, operation.parameters, block)
     except ValueError as error:
         raise PairingError(f"{operation.method}, tensor {job.tensor.name}: {error}") from error
 

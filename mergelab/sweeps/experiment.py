@@ -32,7 +32,7 @@ from mergelab.sweeps.identity import hash_json, point_id
 from mergelab.sweeps.models import Models
 from mergelab.sweeps.request import eval_request
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "lm_eval", "safetensors", "numpy")
+LIBRARIES = ("torch", "transformers", "tokenizers", "lm_eval", "safetensors", "numpy", "mergekit")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Point:
             return f"{self.spec.method} of {parameters['of']}"
         # Words are conventions and equal for all points; weights are worth a place when they differ.
         shown = {key: value for key, value in parameters.items() if type(value) in (int, float)}
-        weights = parameters.get("weights")
+        weights = parameters.get("weights") or parameters.get("weight")
         if weights and len(set(weights.values())) > 1:
             shown |= weights
         return " ".join([str(self.spec.method), *(f"{key} {value:g}" for key, value in shown.items())])

@@ -59,7 +59,7 @@ def expand(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
     if problems:
         raise RecipeError(problem_list(f"recipe {recipe.name} on pair {pair.name}:", problems))
     parents = tuple(PointSpec(role=role, inputs=(role,)) for role in pair.sources)
-    return parents + _controls(recipe) + _merges(cells, recipe.seeds, zero_point, recipe.conventions)
+    return parents + _controls(recipe) + _merges(cells, recipe.seeds, recipe.conventions)
 
 
 def selected_points(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
@@ -71,7 +71,7 @@ def selected_points(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
         RecipeError: A merge whose ``parameters`` do not name a whole point.
     """
     zero_point = zero_point_of(recipe, pair)
-    return _merges(selected_cells(recipe, zero_point), recipe.seeds[:1], zero_point, recipe.conventions)
+    return _merges(selected_cells(recipe, zero_point), recipe.seeds[:1], recipe.conventions)
 
 
 def _controls(recipe: Recipe) -> tuple[PointSpec, ...]:
@@ -100,18 +100,16 @@ def _controls(recipe: Recipe) -> tuple[PointSpec, ...]:
     return tuple(points)
 
 
-def _merges(cells: Iterable[Cell], seeds: tuple[int, ...], zero_point: str, conventions: str) -> tuple[PointSpec, ...]:
+def _merges(cells: Iterable[Cell], seeds: tuple[int, ...], conventions: str) -> tuple[PointSpec, ...]:
     return tuple(
         PointSpec(
             role="merge",
             method=cell.method,
             parameters=cell.canonical,
             seed=seed,
-            zero_point=zero_point if cell.needs_zero_point else None,
-            conventions=conventions,
-            inputs=("ancestor", "base", "vlm")
-            if cell.needs_zero_point and zero_point == "ancestor"
-            else ("base", "vlm"),
+            zero_point=cell.zero_point,
+            conventions=cell.conventions(conventions),
+            inputs=("ancestor", "base", "vlm") if cell.zero_point == "ancestor" else ("base", "vlm"),
         )
         for cell in cells
         for seed in (seeds if cell.draws else (None,))

@@ -17,7 +17,7 @@ from mergelab.config import (
 )
 from mergelab.errors import MachineError
 
-RECIPES = ("dare", "linear", "task_arithmetic", "ties", "tsv")
+RECIPES = ("dare", "linear", "mergekit", "task_arithmetic", "ties", "tsv")
 PAPER_PAIRS = {
     "qwen2.5-vl-7b",
     "qwen3-vl-8b",
