@@ -25,7 +25,7 @@ def methods(as_json: bool) -> None:
     from merges.mergekit_methods import MERGEKIT, PREFIX, zero_points
     from merges.parameters import PARAMETERS, describe
 
-    known = {**PARAMETERS, **{PREFIX + name: spec for name, spec in MERGEKIT.items()}}
+    known: dict[str, Any] = {**PARAMETERS, **{PREFIX + name: spec for name, spec in MERGEKIT.items()}}
     described: list[dict[str, Any]] = [
         {
             "method": name,
@@ -46,7 +46,7 @@ def methods(as_json: bool) -> None:
     for heading in ("method", "parameter", "default", "values", "meaning"):
         table.add_column(heading, overflow="fold")
     for method in described:
-        only = method["zero_points"] or ()
+        only: list[str] = method["zero_points"] or []
         needs = f"; zero point {only[0]} only" if len(only) == 1 else ""
         table.add_row(method["method"], "", "", "", f"{method['title']} ({method['source']}){needs}")
         for info in method["parameters"]:

@@ -22,6 +22,7 @@ def plan(device: str, as_json: bool, **recipe: Any) -> None:
     Example:
       mergelab plan configs/ties.yaml --pair smolvlm-256m
     """
+    from mergelab.config import announcements
     from mergelab.sweeps.announce import announcement, likely_device, task_sizes
     from mergelab.sweeps.grid import expand
     from mergelab.sweeps.models import open_models
@@ -32,6 +33,7 @@ def plan(device: str, as_json: bool, **recipe: Any) -> None:
     specs = expand(experiment.recipe, experiment.pair)
     sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))
     lines = announcement(experiment.recipe.name, models, specs, sizes, likely_device(device))
+    warnings = announcements(experiment.recipe, experiment.pair)
     pairing = models.pairing
     if as_json:
         print_json(
@@ -60,11 +62,11 @@ def plan(device: str, as_json: bool, **recipe: Any) -> None:
                 "copied": list(pairing.copied),
                 "explained": dict(pairing.explained),
                 "layouts": dict(pairing.layouts),
-                "notes": list(pairing.notes),
+                "notes": [*pairing.notes, *warnings],
             }
         )
         return
-    for line in lines:
+    for line in (*lines, *(f"  {warning}" for warning in warnings)):
         click.echo(line)
     click.echo()
     entries = sum(math.prod(paired.shape) for paired in pairing.tensors)

@@ -29,6 +29,7 @@ def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
       mergelab run configs/ties.yaml --pair qwen2.5-vl-7b --limit 200
       mergelab run configs/linear.yaml --base llama-dir --vlm llava-dir --out runs/mine
     """
+    from mergelab.config import announcements
     from mergelab.records import refuse_foreign_folder
     from mergelab.sweeps.announce import announcement, likely_device, task_sizes
     from mergelab.sweeps.grid import expand
@@ -43,6 +44,8 @@ def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
     sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))
     for line in announcement(experiment.recipe.name, models, specs, sizes, likely_device(device)):
         say(line)
+    for line in announcements(experiment.recipe, experiment.pair):
+        say(f"  {line}")
 
     from mergelab.cli.noise import silenced
 

@@ -5,6 +5,7 @@ Nothing here loads torch, opens a checkpoint or asks the network.
 
 from mergelab.config.canonical import canonical_json
 from mergelab.config.cells import Cell, control_cell, grid_cells, selected_cells, zero_point_of
+from mergelab.config.guards import announcements
 from mergelab.config.load import Experiment, find_recipe, load_experiment, load_recipe
 from mergelab.config.overrides import parse_settings
 from mergelab.config.packaged import configs_folder, list_pairs, list_recipes
@@ -21,6 +22,7 @@ __all__ = [
     "Recipe",
     "Sink",
     "Source",
+    "announcements",
     "canonical_json",
     "configs_folder",
     "control_cell",

@@ -17,6 +17,14 @@ MAX_TRUNCATED_SHARE = 0.02
 FLOOR_POINTS = 5.0
 LOW_POINTS = 10.0
 MIN_MERGES_FOR_RANKS = 4
+SHARED_COSINE = 0.3
+"""Two task vectors above it share so much that lambda 1 counts a visible part twice."""
+
+OUTSIDE_SHARE = 0.3
+"""A decomposition that leaves more of its norm than this outside the task vectors has made up a visible part."""
+
+DECOMPOSING = ("tsv", "iso_c")
+"""Methods that turn singular directions and can leave the plane of the task vectors by that alone."""
 
 
 def is_weak(row: Row) -> bool:
@@ -36,6 +44,9 @@ def notes(run: Run, rows: Sequence[Row]) -> list[str]:
         _endpoint_controls,
         _no_effective_change,
         _equal_points,
+        _announced,
+        _shared_change,
+        _outside_the_plane,
         _weak_parents,
         _truncation,
         _ungradable,
@@ -120,6 +131,48 @@ def _equal_points(run: Run, rows: Sequence[Row]) -> list[str]:
     return [f"the same weights under two names: {_some(names)}." for names in by_hash.values() if len(names) > 1]
 
 
+def _announced(run: Run, rows: Sequence[Row]) -> list[str]:
+    """What was known of the grid before it ran."""
+    return [str(line) for line in run.experiment.get("announced", ())]
+
+
+def _shared_change(run: Run, rows: Sequence[Row]) -> list[str]:
+    """One line for each pair of task vectors that overlap; all points of one zero point share theirs."""
+    found: dict[tuple[str, ...], float] = {}
+    for point in run.points:
+        merge = point.merge or {}
+        cosine, vectors = merge.get("task_vector_cosine"), merge.get("vectors") or ()
+        if point.role == "merge" and isinstance(cosine, int | float) and cosine > SHARED_COSINE and len(vectors) == 2:
+            found.setdefault((*vectors, str(merge.get("zero"))), cosine)
+    return [
+        f"shared change: the task vectors of {first} and {second} from {zero} have cosine {cosine:.2f}: lambda 1 "
+        "counts the change they share twice. lambda 0.5 is the plain average; read poor points of lambda 1 with that in mind."
+        for (first, second, zero), cosine in found.items()
+    ]
+
+
+def _outside_the_plane(run: Run, rows: Sequence[Row]) -> list[str]:
+    """Overlapping task vectors are no basis, and what TSV-M puts in the place of one is arbitrary."""
+    labels = point_labels(run.points)
+    outside: dict[str, list[tuple[str, float, float]]] = {}
+    for point in run.points:
+        merge = point.merge or {}
+        share, cosine = merge.get("outside_span_share"), merge.get("task_vector_cosine")
+        method = str(point.point["method"])
+        if method in DECOMPOSING and isinstance(share, int | float) and share > OUTSIDE_SHARE:
+            outside.setdefault(method, []).append((labels[point.point_id], share, float(cosine or 0.0)))
+    lines = []
+    for method, points in outside.items():
+        low, high = min(share for _, share, _ in points), max(share for _, share, _ in points)
+        shares = f"{100 * low:.0f} %" if high - low < 0.005 else f"{100 * low:.0f} to {100 * high:.0f} %"
+        lines.append(
+            f"WARNING: {shares} of the norm of what {method} merged lies outside both task vectors (their cosine is "
+            f"{points[0][2]:.2f}), in {_some([name for name, _, _ in points])}: singular directions that overlap are "
+            "turned apart, which neither model asked for."
+        )
+    return lines
+
+
 def _weak_parents(run: Run, rows: Sequence[Row]) -> list[str]:
     lines: list[str] = []
     for row in rows:
@@ -194,7 +247,7 @@ def _same_answers(first: PointFolder, second: PointFolder) -> bool:
 def _changed_share(point: PointFolder, role: str) -> str:
     shares = (point.merge or {}).get("changed_share")
     share = shares.get(role) if isinstance(shares, dict) else shares
-    return f", though {100 * share:.2g} % of the entries differ" if isinstance(share, int | float) else ""
+    return f", though {100 * share:.3g} % of the entries differ" if isinstance(share, int | float) else ""
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, GenerationConfig, PretrainedConfig
 from mergelab import __version__
 from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.checkpoints.reader import torch_dtype
-from mergelab.config import Pair, Recipe, resolved, zero_point_of
+from mergelab.config import Pair, Recipe, announcements, resolved, zero_point_of
 from mergelab.device import choose_device, threads_for
 from mergelab.engine.checks import check_equal_tensors, check_related, check_same_rows
 from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
@@ -261,4 +261,5 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
         },
         "notes": [*prepared.models.pairing.notes],
+        "announced": announcements(recipe, prepared.pair),
     }

@@ -53,7 +53,7 @@ def test_shipped_recipe_is_valid_on_the_bench_pair_with_a_point_and_a_grid(name)
 def test_shipped_grids_of_task_vectors_contain_lambda_one_half(name):
     experiment = load_experiment(name)
     cells, _ = grid_cells(experiment.recipe, "ancestor")
-    for method in {cell.method for cell in cells}:
+    for method in {cell.method for cell in cells if "lambda" in cell.canonical}:
         assert 0.5 in {cell.canonical["lambda"] for cell in cells if cell.method == method}
 
 

@@ -347,7 +347,7 @@ def test_invalid_pair_is_part_of_the_one_message(tmp_path):
         (
             "tis",
             "recipe tis: neither a file nor a shipped recipe (did you mean `ties`?). "
-            "Shipped are dare, linear, task_arithmetic, ties, tsv.",
+            "Shipped are dare, linear, mergekit, task_arithmetic, ties, tsv.",
         ),
         (
             "/nowhere/ties.yaml",

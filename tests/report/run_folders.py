@@ -61,6 +61,7 @@ class PointMaker:
     weights: str | None = None
     author: str | None = None
     truncated: int = 0
+    merge: dict[str, Any] = field(default_factory=dict)
 
     @property
     def point_id(self) -> str:
@@ -116,9 +117,8 @@ def write_point(folder: Path, point: PointMaker, clusters: Sequence[str | None] 
         },
     )
     if point.role == "merge":
-        records.write_stage(
-            folder, name, "merge", {"key": "m", "changed_share": {"base": 0.5, "vlm": 0.25, "ancestor": 1.0}}
-        )
+        shares = {"base": 0.5, "vlm": 0.25, "ancestor": 1.0}
+        records.write_stage(folder, name, "merge", {"key": "m", "changed_share": shares, **point.merge})
     if point.sink is not None:
         records.write_stage(folder, name, "sink", {"key": "s", "sink_strength": point.sink, "sink_strength_bf16": None})
     for task, modality, strict in ((TEXT, "text", point.text), (VISION, "vision", point.vision)):

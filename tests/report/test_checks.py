@@ -1,0 +1,67 @@
+"""What the report says of the merges themselves, from their records."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mergelab.records import Run, read_run
+from mergelab.report.checks import notes
+from mergelab.report.rows import rows
+from tests.report.run_folders import PointMaker, scores, write_run
+
+TEXT = scores(30, 30)
+
+
+def run_with(folder: Path, *merges: dict[str, Any], method: str = "tsv") -> Run:
+    points = [PointMaker("base", text=TEXT), PointMaker("vlm", text=scores(10, 50))]
+    points += [
+        PointMaker(
+            "merge", text=scores(20 + number, 40 - number), method=method, parameters={"lambda": number}, merge=m
+        )
+        for number, m in enumerate(merges)
+    ]
+    return write_run(folder, points, primary=["bench_format"])
+
+
+def said(run: Run, start: str) -> list[str]:
+    return [line for line in notes(run, rows(run)) if line.startswith(start)]
+
+
+def vectors(cosine: float | None, outside: float | None = None) -> dict[str, Any]:
+    return {
+        "task_vector_cosine": cosine,
+        "outside_span_share": outside,
+        "vectors": ["base", "vlm"] if cosine is not None else ["vlm"],
+        "zero": "ancestor",
+    }
+
+
+def test_shared_change_is_explained_once(tmp_path: Path) -> None:
+    (line,) = said(run_with(tmp_path, vectors(0.84), vectors(0.84), method="ties"), "shared change: ")
+    assert "base and vlm from ancestor have cosine 0.84: lambda 1 counts the change they share twice" in line
+
+
+@pytest.mark.parametrize("cosine", [0.3, 0.1, -0.5, None])
+def test_vectors_that_share_little_are_not_mentioned(tmp_path: Path, cosine: float | None) -> None:
+    assert said(run_with(tmp_path, vectors(cosine), method="ties"), "shared change: ") == []
+
+
+def test_made_up_part_of_tsv_is_a_warning_with_share_and_cosine(tmp_path: Path) -> None:
+    (line,) = said(run_with(tmp_path, vectors(0.8, 0.67), vectors(0.8, 0.7)), "WARNING: ")
+    assert "67 to 70 % of the norm of what tsv merged lies outside both task vectors (their cosine is 0.80)" in line
+    assert "tsv lambda=0, tsv lambda=1" in line
+
+
+@pytest.mark.parametrize(("method", "share"), [("tsv", 0.2), ("tsv", None), ("ties", 0.7)])
+def test_other_merges_have_no_such_warning(tmp_path: Path, method: str, share: float | None) -> None:
+    assert said(run_with(tmp_path, vectors(0.1, share), method=method), "WARNING: ") == []
+
+
+def test_what_was_announced_stands_in_the_report(tmp_path: Path) -> None:
+    run_with(tmp_path, vectors(0.1))
+    path = tmp_path / "experiment.json"
+    line = "nothing is dropped: ties {} only elects signs."
+    path.write_text(json.dumps({**json.loads(path.read_text()), "announced": [line]}))
+    assert said(read_run(tmp_path), "nothing is dropped") == [line]
