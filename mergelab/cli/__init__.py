@@ -17,6 +17,7 @@ from mergelab.cli.bench import bench
 from mergelab.cli.diagnose import diagnose
 from mergelab.cli.evaluate import evaluate
 from mergelab.cli.merge import merge
+from mergelab.cli.mergekit import export_mergekit, import_mergekit
 from mergelab.cli.methods import methods
 from mergelab.cli.pairs import pairs
 from mergelab.cli.plan import plan
@@ -77,5 +78,10 @@ def main() -> None:
     """
 
 
-for command in (run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, bench):
+COMMANDS = (
+    *(run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, bench),
+    *(export_mergekit, import_mergekit),
+)
+
+for command in COMMANDS:
     main.add_command(command)

@@ -146,7 +146,7 @@ def _shared_change(run: Run, rows: Sequence[Row]) -> list[str]:
             found.setdefault((*vectors, str(merge.get("zero"))), cosine)
     return [
         f"shared change: the task vectors of {first} and {second} from {zero} have cosine {cosine:.2f}: lambda 1 "
-        "counts the change they share twice. lambda 0.5 is the plain average; read poor points of lambda 1 with that in mind."
+        "counts the change they share twice. lambda 0.5 is the plain average; read lambda 1 with that in mind."
         for (first, second, zero), cosine in found.items()
     ]
 

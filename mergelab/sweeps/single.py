@@ -100,6 +100,16 @@ def _text_config(models: Models, jobs: Sequence[TensorJob]) -> PretrainedConfig:
     return config
 
 
+def find_point(recipe: Recipe, pair: Pair, models: Models, point_id: str) -> Point:
+    """Return the point of this id on these models.
+
+    Raises:
+        RecipeError: There is none; the message lists those there are.
+    """
+    fingerprints = {role: fingerprint_checkpoint(checkpoint) for role, checkpoint in models.checkpoints.items()}
+    return _choose(recipe, pair, fingerprints, point_id)
+
+
 def _choose(recipe: Recipe, pair: Pair, fingerprints: dict[str, str], point_id: str | None) -> Point:
     if point_id is None:
         selected = [named(spec, fingerprints, recipe.output_dtype) for spec in selected_points(recipe, pair)]
