@@ -58,6 +58,11 @@ def test_parallel_and_missing_vectors_span_a_line() -> None:
     assert Plane().outside_share() is None
 
 
+def test_rounding_between_parallel_vectors_is_no_direction() -> None:
+    plane = Plane(aa=1.0, ab=1.0, bb=1.0 + 1e-15, am=0.5, bm=0.50001, mm=1.0)
+    assert plane.outside_share() == pytest.approx(math.sqrt(0.75))
+
+
 def test_overlap_trap_of_tsv_is_seen() -> None:
     """Two nearly equal Gaussian task vectors: half of the energy of TSV-M is made up."""
     zero, tau = torch.zeros(64, 48), normal((64, 48), 3)

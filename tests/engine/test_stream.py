@@ -162,6 +162,22 @@ def test_statistics_count_changes_and_the_cosine(trio: Trio) -> None:
     assert counted["task_vector_cosine"] == pytest.approx(float(cosine), abs=1e-5)
 
 
+def test_changed_share_is_told_by_model_and_kind(trio: Trio) -> None:
+    live = trio.live()
+    what = operation("ties", {"density": 0.3}, "ancestor")
+    record = stream(trio.jobs, what, Inputs(trio.checkpoints), LiveTarget(live)).record()
+    parents = {role: trio.merged(copy_of(role)) for role in ("ancestor", "base", "vlm")}
+    shares = record["changed_share_by_model_and_kind"]
+    assert shares.keys() == parents.keys()
+    assert record["changed_share_by_kind"] == shares["ancestor"]
+    for role, parent in parents.items():
+        for kind in ("attention", "mlp", "norm"):
+            names = [job.tensor.name for job in trio.jobs if job.tensor.kind == kind]
+            changed = sum(int((live[name] != parent[name]).sum()) for name in names)
+            assert shares[role][kind] == pytest.approx(changed / sum(live[name].numel() for name in names))
+    assert shares["vlm"]["mlp"] != pytest.approx(shares["ancestor"]["mlp"], abs=0.01)
+
+
 def test_rounding_back_is_counted(folders: dict[str, Path]) -> None:
     trio = Trio(folders, "bfloat16")
     what = operation("task_arithmetic", {"lambda": 0.001}, "base")
