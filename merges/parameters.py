@@ -345,7 +345,7 @@ def describe(method: str) -> list[ParameterInfo]:
                 name=slot.name,
                 type=slot.bounds.type_name if slot.per == "all" else f"{slot.bounds.type_name} per model",
                 default=default_text(slot) if slot.required else slot.default,
-                bounds=slot.bounds.text(),
+                bounds=slot.bounds.text() + ("" if slot.per == "all" else ", or one per model"),
                 meaning=slot.meaning,
             )
             for slot in MERGEKIT[name].slots

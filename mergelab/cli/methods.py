@@ -42,14 +42,14 @@ def methods(as_json: bool) -> None:
         return
     from rich.table import Table
 
-    table = Table(show_lines=False, pad_edge=False)
-    for heading in ("method", "parameter", "default", "values", "meaning"):
-        table.add_column(heading, overflow="fold")
     for method in described:
         only: list[str] = method["zero_points"] or []
         needs = f"; zero point {only[0]} only" if len(only) == 1 else ""
-        table.add_row(method["method"], "", "", "", f"{method['title']} ({method['source']}){needs}")
+        click.echo(f"{method['method']}: {method['title']}{needs}\n    {method['source']}")
+        table = Table.grid(padding=(0, 2))
+        for width in (2, 16, 12, 26, None):
+            table.add_column(min_width=width, max_width=width, overflow="fold")
         for info in method["parameters"]:
             default = "" if info["default"] is None else str(info["default"])
             table.add_row("", info["name"], default, info["bounds"], info["meaning"])
-    print_table(table)
+        print_table(table)

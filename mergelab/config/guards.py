@@ -101,6 +101,8 @@ def _factors(cell: Cell) -> dict[str, float] | None:
     weights = values.get("weight" if is_mergekit(cell.method) else "weights")
     if values.get("lambda") == 0 and cell.zero_point is not None:
         return {cell.zero_point: 1.0}
+    if is_mergekit(cell.method) and name in _ENDS:
+        return _end(cell, name, values)
     if not isinstance(weights, Mapping):
         return None
     # A sum of 0 that is divided by is refused by the method.
@@ -113,6 +115,19 @@ def _factors(cell: Cell) -> dict[str, float] | None:
     factors = {role: values["lambda"] * weight / total for role, weight in weights.items()}
     factors[cell.zero_point] = factors.get(cell.zero_point, 0.0) + 1 - sum(factors.values())
     return _rounded(factors)
+
+
+_ENDS = ("slerp", "nearswap", "passthrough")
+"""Methods of mergekit with a single number, which at its ends is a parent."""
+
+
+def _end(cell: Cell, name: str, values: Mapping[str, Any]) -> dict[str, float] | None:
+    if name == "passthrough":
+        (scale,) = values["scale"].values()
+        return _rounded({cell.vectors[0]: 1.0 if scale is None else scale})
+    if values["t"] == 0 and cell.zero_point is not None:
+        return {cell.zero_point: 1.0}
+    return {cell.vectors[0]: 1.0} if name == "slerp" and values["t"] == 1 else None
 
 
 def _normalizes(cell: Cell) -> bool:

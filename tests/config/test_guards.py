@@ -133,6 +133,17 @@ def test_points_that_differ_are_not_called_equal(tmp_path: Any, text: str) -> No
             'no merge: mergekit:linear {"weight": {"base": 3, "vlm": 0}} is base itself.',
             "base",
         ),
+        (
+            "zero_point: base\nmethod: mergekit:slerp\nsweep: {t: [0.5, 1.0]}\n",
+            'no merge: mergekit:slerp {"t": 1.0} is vlm itself.',
+            "vlm",
+        ),
+        (
+            "zero_point: base\nmethod: mergekit:nearswap\nsweep: {t: [0.0, 1.0]}\n",
+            'no merge: mergekit:nearswap {"t": 0.0} is the zero point, base itself.',
+            "base",
+        ),
+        ("method: mergekit:passthrough\n", "no merge: mergekit:passthrough {} is vlm itself.", "vlm"),
     ],
 )
 def test_point_that_is_a_parent_is_told(tmp_path: Any, text: str, line: str, role: str) -> None:
