@@ -92,8 +92,9 @@ def export_point(
         document["parameters"] = terms.shared
     document["dtype"] = "float32"
     remarks = [
-        "the vlm must be its tower as a text checkpoint: write the control `copy of vlm` with `mergelab merge RECIPE "
-        "--point ID --as text --out DIR` and name DIR here; mergekit cannot read a tower inside a vlm.",
+        "mergekit cannot read a tower inside a vlm. If the vlm is more than a text checkpoint, write its tower as one: "
+        "mergelab merge linear --set 'parameters={weights: {base: 0, vlm: 1}}' --as text --out DIR, on the same pair, "
+        "and name DIR here.",
         "mergekit pairs rows of vocabularies by index, mergelab by token.",
     ]
     if output_dtype != "auto":
