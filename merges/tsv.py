@@ -4,51 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from merges.block import Block
+from merges.matrices import add_matrix_delta, matrix_delta
 from merges.parameters import Tsv
-from merges.vectors import add_delta, check_inputs, check_whole, weight_list
-
-MATRIX_KINDS = ("attention", "mlp", "other")
-"""Kinds whose tensors are linear maps. Rows of embeddings and heads are separate vectors, one a token."""
-
-SMALLEST_RATIO = 1e-5
-"""Down to this share of the largest, singular values come from the Gram matrix: its float64 error grows with
-the square of the ratio and stays near 1e-6, the resolution of float32."""
+from merges.spectra import leading_triplets
 
 SMALLEST_GAP = 1e-4
 """Principal vectors closer than this leave no accurate difference; the polar factor then needs a full SVD."""
 
 
-RESOLUTION = 2.0**-23
-"""Singular values below this share of the largest are rounding of the float32 entries they were read from."""
-
-
-@dataclass(frozen=True)
-class Triplets:
-    """Leading singular triplets of a matrix: left (m, k), values (k,), right (n, k); orthonormal columns."""
-
-    left: Tensor
-    values: Tensor
-    right: Tensor
-
-
 def tsv(zero: Tensor | None, models: Sequence[Tensor], parameters: Tsv, block: Block) -> Tensor:
     """Return the zero point plus lambda times the decorrelated sum of truncated task matrices.
 
-    For matrices m x n of kind attention, mlp or other, with T vectors and r = min(m, n):
+    For every matrix m x n with T vectors and r = min(m, n):
 
         U_i S_i V_i^T = the int(r / T) leading singular triplets of w_i tau_i,    tau_i = model_i - zero
         U = [U_1 ... U_T],  S = diag(S_1 ... S_T),  V = [V_1 ... V_T]
         merged = zero + lambda * polar(U) S polar(V)^T
 
-    polar(X) is the nearest matrix with orthonormal columns. Other tensors: zero + lambda * mean_i w_i tau_i.
-    Stacks of matrices (3-D and more) are merged matrix by matrix. The matrix part is float64, since which
-    triplets are kept and how they are turned depends on small differences.
+    polar(X) is the nearest matrix with orthonormal columns. Other tensors, and which ones these are:
+    ``merges.matrices``. The matrix part is float64, since which triplets are kept and how they are turned depends
+    on small differences.
 
     When the column spaces of task vectors overlap completely, polar(U) is not unique: the missing directions
     are then those of the SVD routine, are made up, and carry energy. Two equal task vectors give sqrt(2)
@@ -58,8 +38,8 @@ def tsv(zero: Tensor | None, models: Sequence[Tensor], parameters: Tsv, block: B
     Args:
         zero: The zero point.
         models: Two or more, in the order of ``block.models``; any float dtype, equal shapes.
-        parameters: Weights by role and lambda.
-        block: A whole tensor; its kind decides between matrix and mean.
+        parameters: Weights by role, lambda, scope and rest.
+        block: A whole tensor; its kind decides whether it is taken apart.
 
     Returns:
         Float32, the same shape, a new tensor; entries whose merged delta is 0 keep the bits of the zero
@@ -71,30 +51,19 @@ def tsv(zero: Tensor | None, models: Sequence[Tensor], parameters: Tsv, block: B
             weight; the block starts inside its tensor.
 
     Source: Gargiulo et al. 2025, Task singular vectors, CVPR, arXiv 2412.00081, Algorithm 1.
-    Deviations: embeddings and heads get the mean, where the authors' code takes every matrix; so do matrices
-        with r < T, of which it keeps nothing. Singular values below ``RESOLUTION`` give no triplet: the
+    Deviations: embeddings and heads get the mean by default, where the authors' code takes every matrix; so do
+        matrices with r < T, of which it keeps nothing. Singular values below ``RESOLUTION`` give no triplet: the
         authors let their arbitrary vectors take part in the polar factor, where they turn the others.
     """
-    start, checked = check_inputs(zero, models, block)
-    check_whole(block, "tsv")
-    weights = weight_list(parameters.weights, block)
-    num_vectors = len(checked)
-    if num_vectors == 1:
+    if len(block.models) == 1:
         raise ValueError("tsv: with 1 task vector it is task arithmetic; use task_arithmetic")
-    if parameters.lambda_ == 0 or start.numel() == 0:
-        return start.clone()
-    if block.kind in MATRIX_KINDS and start.ndim >= 2 and min(start.shape[-2:]) >= num_vectors:
-        delta = torch.empty_like(start, memory_format=torch.contiguous_format)
-        shape = (-1, *start.shape[-2:])
-        slices = zip(delta.view(shape), start.reshape(shape), *(m.reshape(shape) for m in checked), strict=True)
-        for out, origin, *matrices in slices:
-            vectors = [(matrix - origin).double() * w for matrix, w in zip(matrices, weights, strict=True)]
-            out.copy_(merge_matrices(vectors) * parameters.lambda_)
-    else:
-        delta = torch.zeros_like(start)
-        for model, weight in zip(checked, weights, strict=True):
-            delta += (model - start).mul_(parameters.lambda_ * weight / num_vectors)
-    return add_delta(start, delta)
+    delta = tsv_delta(zero, models, parameters, block) if parameters.lambda_ else None
+    return add_matrix_delta(zero, models, parameters, block, delta)
+
+
+def tsv_delta(zero: Tensor | None, models: Sequence[Tensor], parameters: Tsv, block: Block) -> Tensor | None:
+    """Return the decorrelated sum of the task matrices, float32; None for tensors that are not taken apart."""
+    return matrix_delta(zero, models, parameters, block, merge_matrices, smallest=len(models))
 
 
 def merge_matrices(vectors: Sequence[Tensor]) -> Tensor:
@@ -106,27 +75,6 @@ def merge_matrices(vectors: Sequence[Tensor]) -> Tensor:
     left = polar_factor([part.left for part in parts])
     right = polar_factor([part.right for part in parts])
     return (left * torch.cat([part.values for part in parts])) @ right.T
-
-
-def leading_triplets(matrix: Tensor, rank: int) -> Triplets:
-    """Return the ``rank`` leading singular triplets of a float64 matrix, fewer if singular values are 0.
-
-    They come from the eigenvectors of the smaller Gram matrix, twice as fast as an SVD, unless a needed
-    singular value is too small beside the largest for that. Zero means below ``RESOLUTION`` of the
-    largest.
-    """
-    rows, columns = matrix.shape
-    if rows < columns:
-        turned = leading_triplets(matrix.T, rank)
-        return Triplets(turned.right, turned.values, turned.left)
-    squares, vectors = torch.linalg.eigh(matrix.T @ matrix)
-    values = squares[-rank:].flip(0).clamp(min=0).sqrt()
-    if values[-1] > SMALLEST_RATIO * values[0]:
-        right = vectors[:, -rank:].flip(1)
-        return Triplets(matrix @ right / values, values, right)
-    left, values, turned_right = torch.linalg.svd(matrix, full_matrices=False)
-    enough = int((values[:rank] > RESOLUTION * values[0]).sum())
-    return Triplets(left[:, :enough], values[:enough], turned_right[:enough].T)
 
 
 def polar_factor(blocks: Sequence[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mergelab.checkpoints.headers import Checkpoint
 from mergelab.errors import PairingError
 from mergelab.towers.pairing import PairedTensor, Pairing
+from merges.block import Block, Survey
 from merges.parameters import PARAMETERS, Parameters, build
 
 BLOCK_ENTRIES = 1 << 22
@@ -87,6 +88,18 @@ def operation(
     vectors = ("base", "vlm") if averages or zero_point == "ancestor" else ("vlm",)
     parameters = build(method, values, vectors, conventions)
     return Operation(method, vectors, None if averages else zero_point, parameters, seed)
+
+
+def block_of(job: TensorJob, operation: Operation, start: int, survey: Survey | None = None) -> Block:
+    """Return how the merge of ``operation`` sees a part of a tensor that begins at flat index ``start``."""
+    return Block(
+        name=job.tensor.name,
+        kind=job.tensor.kind,
+        models=operation.vectors,
+        seed=operation.seed,
+        start=start,
+        survey=survey,
+    )
 
 
 def plan_jobs(pairing: Pairing, checkpoints: Mapping[str, Checkpoint], output_dtype: str = "auto") -> list[TensorJob]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mergelab import records
+from mergelab.engine.deltas import UnscaledDeltas
 from mergelab.engine.export import Export, export_vlm
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.stream import stream
@@ -45,6 +46,7 @@ class Worker:
         self.folder = folder
         self.report = report
         self.inputs = Inputs(prepared.models.checkpoints, device=prepared.device, keep=True)
+        self.deltas = UnscaledDeltas()
         self._tower: LiveModel | None = None
 
     def due(self, point: Point) -> list[str]:
@@ -160,6 +162,7 @@ class Worker:
             self.inputs,
             target,
             lambda done, total: self.report(point, "weights", done / max(1, total)),
+            self.deltas,
         )
         seconds = time.perf_counter() - started
         weights = hash_live(live.tensors())

@@ -18,13 +18,13 @@ def said(prefix, method, values, vectors=("base", "vlm"), conventions="paper"):
 
 GOOD = "name: a\npair: bench\nmethod: ties\n"
 
-KNOWN = "dare_linear, dare_ties, linear, task_arithmetic, ties, tsv"
+KNOWN = "dare_linear, dare_ties, iso_c, linear, slerp, star, task_arithmetic, ties, tsv"
 
 BAD = {
     "top-level-parameters": (
         GOOD + "lambda: 0.5\ndensity: 0.2\nnormalize: true\n",
         [
-            "lambda: a parameter (of dare_linear, dare_ties, task_arithmetic, ties, tsv); write "
+            "lambda: a parameter (of dare_linear, dare_ties, iso_c, star, task_arithmetic, ties, tsv); write "
             "parameters: {lambda: 0.5}",
             "density: a parameter (of ties); write parameters: {density: 0.2}",
             "normalize: a parameter (of linear); write parameters: {normalize: true}",
@@ -142,7 +142,7 @@ BAD = {
         "  - method: linear\n    parameters: {weights: {base: 0.5, vlm: 0.6}}\n    lambda: 2\n  "
         "- method: lineal\n",
         [
-            "merges.1.lambda: a parameter (of dare_linear, dare_ties, task_arithmetic, ties, tsv); "
+            "merges.1.lambda: a parameter (of dare_linear, dare_ties, iso_c, star, task_arithmetic, ties, tsv); "
             "write parameters: {lambda: 2}",
             f'merges.2.method: "lineal" is not a merge method (did you mean `linear`?); known are {KNOWN}',
             *said("merges.0.parameters.", "ties", {"densty": 0.2}),
@@ -156,9 +156,9 @@ BAD = {
         ],
     ),
     "conventions": (
-        GOOD + "conventions: official\n",
+        "name: a\npair: bench\nconventions: official\nmethod: slerp\n",
         [
-            *said("", "ties", {}, conventions="official"),
+            *said("", "slerp", {}, conventions="official"),
         ],
     ),
     "no-ancestor": (
@@ -347,7 +347,7 @@ def test_invalid_pair_is_part_of_the_one_message(tmp_path):
         (
             "tis",
             "recipe tis: neither a file nor a shipped recipe (did you mean `ties`?). "
-            "Shipped are dare, linear, task_arithmetic, ties, tsv.",
+            "Shipped are dare, iso_c, linear, slerp, star, task_arithmetic, ties, tsv.",
         ),
         (
             "/nowhere/ties.yaml",

@@ -81,7 +81,7 @@ def test_zero_point_defaults_to_the_ancestor_if_there_is_one(pair, written, expe
     assert zero_point_of(recipe(method="ties", zero_point=written), pair) == expected
 
 
-@pytest.mark.parametrize("name", ("dare", "linear", "task_arithmetic", "ties", "tsv"))
+@pytest.mark.parametrize("name", ("dare", "iso_c", "linear", "slerp", "star", "task_arithmetic", "ties", "tsv"))
 def test_canonical_parameters_build_the_same_parameters_again(name):
     experiment = load_experiment(name)
     for point in merges(expand(experiment.recipe, experiment.pair)):
