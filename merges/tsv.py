@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,8 +12,9 @@ from merges.matrices import add_matrix_delta, matrix_delta
 from merges.parameters import Tsv
 from merges.spectra import leading_triplets
 
-SMALLEST_GAP = 1e-4
-"""Principal vectors closer than this leave no accurate difference; the polar factor then needs a full SVD."""
+SMALLEST_EIGENVALUE = 1e-7
+"""Gram matrices of singular vectors with an eigenvalue below this have no accurate inverse root: float64 leaves it an
+error of 1e-9 of itself at this size. The polar factor then needs a full SVD."""
 
 
 def tsv(zero: Tensor | None, models: Sequence[Tensor], parameters: Tsv, block: Block) -> Tensor:
@@ -67,40 +67,66 @@ def tsv_delta(zero: Tensor | None, models: Sequence[Tensor], parameters: Tsv, bl
 
 
 def merge_matrices(vectors: Sequence[Tensor]) -> Tensor:
-    """Return polar(U) S polar(V)^T of task matrices, all (m, n) float64, with their weights in them."""
+    """Return polar(U) S polar(V)^T of task matrices, all (m, n) float64, with their weights in them.
+
+    With the inverse roots N_U and N_V of the Gram matrices of U and V it is U (N_U S N_V) V^T, whose inner matrix has
+    at most min(m, n) rows and columns: the polar factors themselves are never formed.
+    """
     rank = min(vectors[0].shape) // len(vectors)
     parts = [part for vector in vectors if (part := leading_triplets(vector, rank)).values.numel()]
     if not parts:
         return torch.zeros_like(vectors[0])
-    left = polar_factor([part.left for part in parts])
-    right = polar_factor([part.right for part in parts])
-    return (left * torch.cat([part.values for part in parts])) @ right.T
+    lefts, rights = [part.left for part in parts], [part.right for part in parts]
+    values = torch.cat([part.values for part in parts])
+    left_root, right_root = inverse_root(lefts), inverse_root(rights)
+    if left_root is None or right_root is None:
+        return (polar_factor(lefts) * values) @ polar_factor(rights).T
+    inner = (left_root * values) @ right_root
+    left, right = torch.cat(lefts, dim=1), torch.cat(rights, dim=1)
+    # The inner matrix goes to the shorter side.
+    return (left @ inner) @ right.T if len(left) <= len(right) else left @ (right @ inner.T).T
+
+
+def inverse_root(blocks: Sequence[Tensor]) -> Tensor | None:
+    """Return (X^T X)^(-1/2) of the blocks side by side, X = [U_1 ... U_T]; None where it is not accurate.
+
+    Each block has orthonormal columns, float64, shapes (m, k_i). For two blocks of equal width the Gram matrix is
+    [[I, C], [C^T, I]] with C = U_1^T U_2 = P diag(c) Q^T, and with a = (1 + c)^(-1/2), b = (1 - c)^(-1/2) its inverse
+    root is
+
+        [[P diag(a + b) P^T, P diag(a - b) Q^T], [Q diag(a - b) P^T, Q diag(a + b) Q^T]] / 2
+
+    from one k x k SVD. Other numbers of blocks take an eigendecomposition of the Gram matrix. Columns that nearly
+    coincide give an eigenvalue below ``SMALLEST_EIGENVALUE``, and None.
+
+    Returns:
+        Shape (sum k_i, sum k_i), symmetric.
+    """
+    if len(blocks) == 1:
+        return torch.eye(blocks[0].shape[1], dtype=blocks[0].dtype, device=blocks[0].device)
+    if len(blocks) == 2 and blocks[0].shape == blocks[1].shape:
+        turn_first, cosines, turn_second = torch.linalg.svd(blocks[0].T @ blocks[1])
+        if cosines[0] > 1 - SMALLEST_EIGENVALUE:
+            return None
+        sums, differences = (1 + cosines).rsqrt(), (1 - cosines).rsqrt()
+        same, other = (sums + differences) / 2, (sums - differences) / 2
+        corner = (turn_first * other) @ turn_second
+        rows = (turn_first * same) @ turn_first.T, corner, corner.T, (turn_second.T * same) @ turn_second
+        return torch.cat((torch.cat(rows[:2], dim=1), torch.cat(rows[2:], dim=1)))
+    joined = torch.cat(tuple(blocks), dim=1)
+    values, vectors = torch.linalg.eigh(joined.T @ joined)
+    return (vectors * values.rsqrt()) @ vectors.T if values[0] > SMALLEST_EIGENVALUE else None
 
 
 def polar_factor(blocks: Sequence[Tensor]) -> Tensor:
     """Return the nearest matrix with orthonormal columns to the blocks side by side.
 
-    Each block has orthonormal columns, float64, shapes (m, k_i) with sum k_i <= m. For two blocks of equal
-    width with C = U_1^T U_2 = P diag(c) Q^T, the columns of U_1 P and U_2 Q meet in pairs of cosine c, and
-    the polar factor makes each pair orthogonal where it stands: with s and d the normalised sum and
-        difference of a pair,
-
-        polar([U_1 U_2]) = [(s + d) P^T, (s - d) Q^T] / sqrt(2)
-
-    which is X (X^T X)^(-1/2) for X = [U_1 U_2] through one k x k SVD. Where a pair nearly coincides, and for
-    other numbers of blocks, it is A B of the SVD X = A diag(x) B.
+    Each block has orthonormal columns, float64, shapes (m, k_i) with sum k_i <= m. It is X (X^T X)^(-1/2), and where
+    columns nearly coincide A B of the SVD X = A diag(x) B.
     """
-    if len(blocks) == 1:
-        return blocks[0]
-    if len(blocks) == 2 and blocks[0].shape == blocks[1].shape:
-        first, second = blocks
-        turn_first, _, turn_second = torch.linalg.svd(first.T @ second)
-        one, two = first @ turn_first, second @ turn_second.T
-        sums, differences = one + two, one - two
-        gaps = torch.linalg.vector_norm(differences, dim=0)
-        if gaps.min() > SMALLEST_GAP:
-            sums /= torch.linalg.vector_norm(sums, dim=0) * math.sqrt(2)
-            differences /= gaps * math.sqrt(2)
-            return torch.cat(((sums + differences) @ turn_first.T, (sums - differences) @ turn_second), dim=1)
-    left, _, right = torch.linalg.svd(torch.cat(tuple(blocks), dim=1), full_matrices=False)
+    joined = torch.cat(tuple(blocks), dim=1)
+    root = inverse_root(blocks)
+    if root is not None:
+        return joined @ root
+    left, _, right = torch.linalg.svd(joined, full_matrices=False)
     return left @ right
