@@ -86,8 +86,12 @@ BAD = {
         ],
     ),
     "twice": (
-        GOOD + "seeds: [1, 0, 1]\nevals: {tasks: [a, b, a]}\n",
-        ["seeds: 1 given twice; keep one", "evals.tasks: a given twice; keep one"],
+        GOOD + "seeds: [1, 0, 1]\ncontrol_seeds: [2, 2]\nevals: {tasks: [a, b, a]}\n",
+        [
+            "seeds: 1 given twice; keep one",
+            "control_seeds: 2 given twice; keep one",
+            "evals.tasks: a given twice; keep one",
+        ],
     ),
     "infinite": (
         GOOD + "claims: {margin: .nan, alpha: 0.6}\n",
