@@ -10,7 +10,9 @@ import pytest
 from merges.conventions import PRESETS, Required
 from merges.parameters import PARAMETERS, build, canonical, describe
 
-TABLE = (Path(__file__).parents[2] / "mergelab" / "CONVENTIONS.md").read_text("utf-8").split("## ")[1]
+TABLE = (
+    (Path(__file__).parents[2] / "mergelab" / "CONVENTIONS.md").read_text("utf-8").split("## ")[1].split("\nRules ")[0]
+)
 COLUMNS = ("paper", "official", "mergekit", "peft")
 VALUES = {"linear": {"normalize": True}, "ties": {"density": 0.3}, "dare_linear": {"drop_rate": 0.3}}
 VALUES["dare_ties"] = VALUES["dare_linear"]
