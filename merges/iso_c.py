@@ -32,7 +32,7 @@ def iso_c(zero: Tensor | None, models: Sequence[Tensor], parameters: IsoC, block
 
     Returns:
         Float32, the same shape, a new tensor; entries whose merged delta is 0 keep the bits of the zero point.
-        Memory: with T vectors about T + 5 float64 matrices of the tensor's size (of one slice, for stacks).
+        Memory: with T vectors about T + 6 float64 matrices of the tensor's size (of one slice, for stacks).
 
     Raises:
         ValueError: As ``check_inputs``; a model has no weight; the block starts inside its tensor.

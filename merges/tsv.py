@@ -43,7 +43,7 @@ def tsv(zero: Tensor | None, models: Sequence[Tensor], parameters: Tsv, block: B
 
     Returns:
         Float32, the same shape, a new tensor; entries whose merged delta is 0 keep the bits of the zero
-        point. Memory: for two vectors about 13 float64 matrices of the tensor's size (of one slice, for
+        point. Memory: for two vectors about 14 float64 matrices of the tensor's size (of one slice, for
         stacks), for the mean 4 tensors.
 
     Raises:

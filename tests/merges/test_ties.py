@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from merges.parameters import Ties
 from merges.ties import ties
-from merges.trim import trim_counts, trim_mask
+from merges.trim import reaches, trim_counts, trim_mask
 from tests.merges.inputs import ONE, REPEATABLE, block, merge, normal, same_bits
 from tests.oracles import merging as oracle
 
@@ -145,3 +145,11 @@ def test_ties_needs_no_second_vector_to_match_task_arithmetic() -> None:
         merge("ties", zero, [model], density=1, lambda_=0.3),
         merge("task_arithmetic", zero, [model], lambda_=0.3),
     )
+
+
+def test_zeros_reach_no_threshold() -> None:
+    delta = torch.tensor([0.0, -0.0, 1e-45, -3.0])
+    assert reaches(delta, 0).tolist() == [False, False, True, True]
+    threshold = int(torch.tensor(3.0).view(torch.int32))
+    assert reaches(delta, threshold).tolist() == [False, False, False, True]
+    assert reaches(delta, threshold + 1).sum() == 0
