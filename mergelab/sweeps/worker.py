@@ -188,7 +188,7 @@ class Worker:
         """Write the point as a vlm checkpoint beside its records; the folder appears whole or not at all."""
         prepared = self.prepared
         assert point.operation is not None
-        export = Export(prepared.jobs, point.operation, self.inputs, prepared.models.pairing)
+        export = Export(prepared.jobs, point.operation, self.inputs, prepared.models.pairing, self.deltas)
         manifest = {"format": 1, "point_id": point.point_id, "fingerprints": prepared.fingerprints}
         self._weights_folder(point).parent.mkdir(parents=True, exist_ok=True)
         export_vlm(export, self._weights_folder(point), manifest, prepared.recipe.output_dtype)
