@@ -1,4 +1,4 @@
-"""What one value of a parameter may be: a number in a range, a word of a list, a flag, weights per model.
+"""What one value of a parameter may be: a number in a range, words of a list, a flag, weights per model.
 
 Each kind tells what is wrong with a value in one sentence, and says its range in words for the user. The
 parameters of the methods stand in ``parameters``. Standard library only.
@@ -140,4 +140,26 @@ class Weights:
         return f"{name}: expected {self.text()}, found {', '.join(wrong)}" if wrong else None
 
 
-Bounds = Number | Whole | Choice | Flag | Weights
+@dataclass(frozen=True)
+class Words:
+    """Any number of different words of a list, none of them included."""
+
+    options: tuple[str, ...]
+    type_name: str = "words"
+
+    def text(self) -> str:
+        """Return the words in a row."""
+        return f"a list of {', '.join(self.options)}"
+
+    def problem(self, name: str, value: object) -> str | None:
+        """Return what is wrong with ``value`` as the parameter ``name``, or None."""
+        if not isinstance(value, list | tuple):
+            return f"{name}: expected {self.text()}, found {_shown(value)}"
+        wrong = [_shown(word) for word in value if word not in self.options]
+        if wrong:
+            return f"{name}: expected {self.text()}, found {', '.join(wrong)}"
+        twice = sorted({word for word in value if value.count(word) > 1})
+        return f"{name}: {', '.join(twice)} given twice" if twice else None
+
+
+Bounds = Number | Whole | Choice | Flag | Weights | Words

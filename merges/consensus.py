@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from merges.block import Survey
+
 
 def agreeing_mean(kept: Sequence[Tensor], weights: Sequence[float], elect: str, zero_sum: str, divisor: str) -> Tensor:
     """Return the mean, entry by entry, of those task vectors whose sign is the elected one.
@@ -21,9 +23,8 @@ def agreeing_mean(kept: Sequence[Tensor], weights: Sequence[float], elect: str, 
                sum_i a_i w_i t_i / sum_i a_i                    (divisor count)
                sum_i a_i w_i t_i                                (divisor none)
 
-    A sum of exactly 0 has sign 0: nothing agrees and the mean is 0 (zero_sum nothing), or it counts as +
-        (zero_sum
-    plus). A divisor of 0 gives 0. With elect raw a vector of weight 0 still votes.
+    A sum of exactly 0 has sign 0: nothing agrees and the mean is 0 (zero_sum nothing), or it counts as + (plus)
+    or - (minus). A divisor of 0 gives 0. With elect raw a vector of weight 0 still votes.
 
     A sum of two float32 numbers is 0 only if they cancel, so two vectors elect the exact sign; the sum of more than
     two is taken in float64.
@@ -32,7 +33,7 @@ def agreeing_mean(kept: Sequence[Tensor], weights: Sequence[float], elect: str, 
         kept: One float32 tensor a vector, equal shapes.
         weights: One number a vector.
         elect: raw, weighted or count.
-        zero_sum: nothing or plus.
+        zero_sum: nothing, plus or minus; ``zero_sign`` turns the rule majority into one of them.
         divisor: weights, count or none.
 
     Returns:
@@ -40,17 +41,13 @@ def agreeing_mean(kept: Sequence[Tensor], weights: Sequence[float], elect: str, 
 
     Source: Yadav et al. 2023, TIES-Merging, arXiv 2306.01708, Algorithm 1, steps 2 and 3, which is elect raw,
         zero_sum nothing and divisor count with weights 1.
-    Deviations: weights, which the paper does not have. mergekit is elect weighted, zero_sum plus, divisor
-        weights or none; peft is elect raw or count, zero_sum plus, divisor count.
+    Deviations: weights, which the paper does not have. The authors' code is zero_sum majority. mergekit is elect
+        weighted, zero_sum plus, divisor weights or none; peft is elect raw or count, zero_sum plus, divisor count.
     """
-    ballots = list(kept)
-    if elect == "weighted":
-        ballots = [vector * weight for vector, weight in zip(kept, weights, strict=True)]
-    exact = torch.float32 if len(kept) <= 2 else torch.float64
-    sums = torch.zeros_like(kept[0], dtype=exact)
-    for ballot in ballots:
-        sums += ballot.sign() if elect == "count" else ballot
-    elects_plus, elects_minus = sums >= 0 if zero_sum == "plus" else sums > 0, sums < 0
+    ballots = _ballots(kept, weights, elect)
+    sums = _sums(ballots, elect)
+    elects_plus = sums >= 0 if zero_sum == "plus" else sums > 0
+    elects_minus = sums <= 0 if zero_sum == "minus" else sums < 0
     del sums
     total = torch.zeros_like(kept[0])
     shares = torch.zeros_like(kept[0])
@@ -61,3 +58,39 @@ def agreeing_mean(kept: Sequence[Tensor], weights: Sequence[float], elect: str, 
     if divisor == "none":
         return total
     return total.div_(shares).masked_fill_(shares == 0, 0.0)
+
+
+def elected_balance(kept: Sequence[Tensor], weights: Sequence[float], elect: str) -> int:
+    """Return how many entries elect + less how many elect -; shapes and rules as in ``agreeing_mean``."""
+    sums = _sums(_ballots(kept, weights, elect), elect)
+    return int((sums > 0).sum()) - int((sums < 0).sum())
+
+
+def zero_sign(zero_sum: str, survey: Survey | None) -> str:
+    """Return nothing, plus or minus: what a sum of exactly 0 elects under the rule ``zero_sum``.
+
+    Raises:
+        ValueError: The rule is majority and nobody has counted it over the whole model.
+
+    Source: the code of the TIES authors, where zero sums take the sign of the sum of all elected signs.
+    Deviations: as many + as - elect nothing, where their code lets negative entries agree.
+    """
+    if zero_sum != "majority":
+        return zero_sum
+    if survey is None:
+        raise ValueError("zero_sum majority needs a survey of the whole model, found none")
+    return {1: "plus", -1: "minus", 0: "nothing"}[survey.majority]
+
+
+def _ballots(kept: Sequence[Tensor], weights: Sequence[float], elect: str) -> list[Tensor]:
+    if elect == "weighted":
+        return [vector * weight for vector, weight in zip(kept, weights, strict=True)]
+    return list(kept)
+
+
+def _sums(ballots: Sequence[Tensor], elect: str) -> Tensor:
+    exact = torch.float32 if len(ballots) <= 2 else torch.float64
+    sums = torch.zeros_like(ballots[0], dtype=exact)
+    for ballot in ballots:
+        sums += ballot.sign() if elect == "count" else ballot
+    return sums

@@ -20,6 +20,25 @@ PRESETS: dict[str, dict[str, dict[str, object]]] = {
         "dare_linear": {},
         "dare_ties": {},
         "tsv": {},
+        "star": {},
+        "iso_c": {},
+        "slerp": {},
+        "gaussian": {},
+    },
+    "official": {
+        "linear": {},
+        "task_arithmetic": {},
+        "ties": {
+            "trim_scope": "model",
+            "kept_count": "threshold",
+            "zero_sum": "majority",
+            "divisor": "count",
+        },
+        "dare_linear": {},
+        "dare_ties": {"zero_sum": "majority", "divisor": "count"},
+        "tsv": {"svd_scope": "matrices"},
+        "star": {"svd_scope": "matrices"},
+        "iso_c": {"svd_scope": "matrices"},
         "gaussian": {},
     },
     "mergekit": {
@@ -34,6 +53,7 @@ PRESETS: dict[str, dict[str, dict[str, object]]] = {
             "zero_sum": "plus",
             "divisor": "none",
         },
+        "slerp": {},
         "gaussian": {},
     },
     "peft": {
@@ -45,7 +65,3 @@ PRESETS: dict[str, dict[str, dict[str, object]]] = {
     },
 }
 """What each convention sets apart from the defaults of fields; it does not define methods missing there."""
-
-REFUSED_CONVENTIONS = {
-    "official": "the authors' code trims over the whole model (trim_scope model), not implemented yet"
-}

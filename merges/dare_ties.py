@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from merges.block import Block
-from merges.consensus import agreeing_mean
+from merges.consensus import agreeing_mean, zero_sign
 from merges.dare import dare_mask, rescale_factor
 from merges.parameters import DareTies
 from merges.ties import single_factor
@@ -23,8 +23,7 @@ def dare_ties(zero: Tensor | None, models: Sequence[Tensor], parameters: DareTie
         t_i    = m_i tau_i / (1 - drop_rate)
         merged = zero + lambda * (mean of the t_i that have the elected sign)
 
-    It is TIES without trimming: election, zero sums and the mean are those of ``agreeing_mean``. With one
-        vector the
+    It is TIES without trimming: election, zero sums and the mean are those of ``agreeing_mean``. With one vector the
     mean is t itself, and kept entries are those of the model bit for bit when the total factor is 1. Entries
     whose merged delta is 0 keep the bits of the zero point.
 
@@ -57,11 +56,18 @@ def dare_ties(zero: Tensor | None, models: Sequence[Tensor], parameters: DareTie
         return add_kept(start, checked[0], kept, factor * rescale)
     if parameters.lambda_ == 0:
         return start.clone()
+    zero_sum = zero_sign(parameters.zero_sum, block.survey)
+    thinned = thinned_vectors(start, checked, parameters, block)
+    mean = agreeing_mean(thinned, weights, parameters.elect, zero_sum, parameters.divisor)
+    return add_delta(start, mean.mul_(parameters.lambda_))
+
+
+def thinned_vectors(zero: Tensor, models: Sequence[Tensor], parameters: DareTies, block: Block) -> list[Tensor]:
+    """Return the task vectors of float32 models, thinned and rescaled."""
     thinned = []
-    for role, model in zip(block.models, checked, strict=True):
-        delta = model - start
-        kept = dare_mask(role, parameters.drop_rate, block, start)
+    for role, model in zip(block.models, models, strict=True):
+        delta = model - zero
+        kept = dare_mask(role, parameters.drop_rate, block, zero)
         rescale = rescale_factor(parameters.rescale, parameters.drop_rate, delta, kept)
         thinned.append(torch.where(kept, delta * rescale, 0.0))
-    mean = agreeing_mean(thinned, weights, parameters.elect, parameters.zero_sum, parameters.divisor)
-    return add_delta(start, mean.mul_(parameters.lambda_))
+    return thinned

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import field, fields
 from typing import Any
 
-from merges.bounds import Bounds, Choice, Number, ParameterErrors, Weights
+from merges.bounds import Bounds, Choice, Number, ParameterErrors, Weights, Words
 
 
 def parameter(default: object, bounds: Bounds, meaning: str) -> Any:
@@ -47,15 +47,35 @@ def elect_field() -> Any:
 
 def zero_sum_field() -> Any:
     """Declare what a tie of signs elects."""
-    refused = {"majority": "it needs the sign sums of the whole model, and trim_scope model is not implemented"}
-    words = "what a sum of exactly 0 elects: nothing (the zero point stays) or plus"
-    return parameter("nothing", Choice(("nothing", "plus"), refused), words)
+    words = "what a sum of exactly 0 elects: nothing (the zero point stays), plus, or the sign most entries elect"
+    return parameter("nothing", Choice(("nothing", "plus", "majority")), words)
 
 
 def divisor_field() -> Any:
     """Declare what the agreeing entries are divided by."""
     words = "what the sum of agreeing weighted entries is divided by: their weights, their number, or 1"
     return parameter("weights", Choice(("weights", "count", "none")), words)
+
+
+KINDS = ("embedding", "head", "norm", "qk_norm", "bias", "attention", "mlp", "other")
+"""Kinds of tensors that a recipe may exclude; ``qk_norm`` are the q and k norms, which ``norm`` includes."""
+
+
+def exclude_field() -> Any:
+    """Declare the kinds of tensors that are not merged."""
+    return parameter((), Words(KINDS), "kinds of tensors that are not merged and stay the vlm's")
+
+
+def svd_scope_field() -> Any:
+    """Declare which matrices a method on singular values takes."""
+    words = "matrices taken apart: linear maps and experts, or embeddings and heads as well"
+    return parameter("linear", Choice(("linear", "matrices")), words)
+
+
+def rest_field() -> Any:
+    """Declare what a method on singular values makes of all other tensors."""
+    words = "what other tensors get: the mean of the weighted task vectors, their sum, or nothing"
+    return parameter("mean", Choice(("mean", "sum", "zero")), words)
 
 
 def recipe_name(field_name: str) -> str:
@@ -77,5 +97,7 @@ def settle(parameters: Any) -> None:
         elif isinstance(bounds, Weights) and value is not None:
             floats = {role: float(value[role]) for role in sorted(value)}
             object.__setattr__(parameters, item.name, floats)
+        elif isinstance(bounds, Words):
+            object.__setattr__(parameters, item.name, tuple(sorted(value)))
     if problems:
         raise ParameterErrors(problems)

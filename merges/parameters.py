@@ -13,16 +13,19 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from merges.bounds import Choice, Flag, Number, ParameterErrors, Weights
-from merges.conventions import PRESETS, REFUSED_CONVENTIONS, Required
+from merges.conventions import PRESETS, Required
 from merges.fields import (
     divisor_field,
     drop_rate_field,
     elect_field,
+    exclude_field,
     lambda_field,
     parameter,
     recipe_name,
     rescale_field,
+    rest_field,
     settle,
+    svd_scope_field,
     weights_field,
     zero_sum_field,
 )
@@ -42,10 +45,13 @@ __all__ = [
     "DareLinear",
     "DareTies",
     "Gaussian",
+    "IsoC",
     "Linear",
     "ParameterErrors",
     "ParameterInfo",
     "Parameters",
+    "Slerp",
+    "Star",
     "TaskArithmetic",
     "Ties",
     "Tsv",
@@ -65,6 +71,7 @@ class Linear:
 
     weights: Mapping[str, float] | None = weights_field("factor of each model; they sum to 1 unless normalize is set")
     normalize: bool = parameter(False, Flag(), "divide the weights by their sum")
+    exclude: tuple[str, ...] = exclude_field()
 
     method: ClassVar[str] = "linear"
     inputs: ClassVar[str] = "models"
@@ -95,6 +102,7 @@ class TaskArithmetic:
 
     weights: Mapping[str, float] | None = weights_field()
     lambda_: float = lambda_field()
+    exclude: tuple[str, ...] = exclude_field()
 
     method: ClassVar[str] = "task_arithmetic"
     inputs: ClassVar[str] = "task_vectors"
@@ -117,29 +125,41 @@ class Ties:
     lambda_: float = lambda_field()
     trim_scope: str = parameter(
         "tensor",
-        Choice(("tensor",), {"model": "thresholds over the whole model are not implemented yet; use tensor"}),
-        "over what the largest entries are chosen",
+        Choice(("tensor", "model")),
+        "over what the largest entries are chosen: each tensor, or all merged tensors together",
     )
     kept_count: str = parameter(
         "at_least_one",
-        Choice(("at_least_one", "floor"), {"threshold": "it belongs to trim_scope model, not implemented yet"}),
-        "entries kept of n: max(1, floor(density n)), or floor(density n)",
+        Choice(("at_least_one", "floor", "threshold")),
+        "entries kept of n: max(1, floor(density n)), floor(density n), or all from the (floor(density n) + 1)-th on",
     )
     elect: str = elect_field()
     zero_sum: str = zero_sum_field()
     divisor: str = divisor_field()
+    exclude: tuple[str, ...] = exclude_field()
 
     method: ClassVar[str] = "ties"
     inputs: ClassVar[str] = "task_vectors"
-    scope: ClassVar[str] = "tensor"
     draws: ClassVar[bool] = False
     title: ClassVar[str] = "TIES: trim, elect, merge"
     source: ClassVar[str] = "Yadav et al. 2023, TIES-Merging, arXiv 2306.01708"
 
     def __post_init__(self) -> None:
-        """Check the fields and that a weighted mean exists."""
+        """Check the fields, that a weighted mean exists, and that the model scope counts by threshold."""
         settle(self)
         _check_mean(self)
+        if self.trim_scope == "model" and self.kept_count != "threshold":
+            raise ParameterErrors(
+                [
+                    f"kept_count: trim_scope model keeps every entry that reaches its threshold, found "
+                    f"{self.kept_count}; write kept_count: threshold"
+                ]
+            )
+
+    @property
+    def scope(self) -> str:
+        """``tensor``, but ``entry`` with ``trim_scope: model``, whose thresholds are known beforehand."""
+        return "entry" if self.trim_scope == "model" else "tensor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +170,7 @@ class DareLinear:
     weights: Mapping[str, float] | None = weights_field()
     lambda_: float = lambda_field()
     rescale: str = rescale_field()
+    exclude: tuple[str, ...] = exclude_field()
 
     method: ClassVar[str] = "dare_linear"
     inputs: ClassVar[str] = "task_vectors"
@@ -178,6 +199,7 @@ class DareTies:
     elect: str = elect_field()
     zero_sum: str = zero_sum_field()
     divisor: str = divisor_field()
+    exclude: tuple[str, ...] = exclude_field()
 
     method: ClassVar[str] = "dare_ties"
     inputs: ClassVar[str] = "task_vectors"
@@ -202,6 +224,9 @@ class Tsv:
 
     weights: Mapping[str, float] | None = weights_field()
     lambda_: float = lambda_field()
+    svd_scope: str = svd_scope_field()
+    rest: str = rest_field()
+    exclude: tuple[str, ...] = exclude_field()
 
     method: ClassVar[str] = "tsv"
     inputs: ClassVar[str] = "task_vectors"
@@ -209,6 +234,75 @@ class Tsv:
     draws: ClassVar[bool] = False
     title: ClassVar[str] = "TSV-M: task singular vectors"
     source: ClassVar[str] = "Gargiulo et al. 2025, Task singular vectors, CVPR, arXiv 2412.00081"
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        settle(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Star:
+    """Parameters of ``star``: cut every task matrix to its leading part, rescale, average."""
+
+    eta: float = parameter(
+        40.0, Number(0, 100, low_open=True), "share of the sum of singular values that is kept, in percent"
+    )
+    weights: Mapping[str, float] | None = weights_field()
+    lambda_: float = lambda_field()
+    svd_scope: str = svd_scope_field()
+    rest: str = rest_field()
+    exclude: tuple[str, ...] = exclude_field()
+
+    method: ClassVar[str] = "star"
+    inputs: ClassVar[str] = "task_vectors"
+    scope: ClassVar[str] = "tensor"
+    draws: ClassVar[bool] = False
+    title: ClassVar[str] = "STAR: spectral truncation and rescale"
+    source: ClassVar[str] = "Lee et al. 2025, STAR, NAACL, arXiv 2502.10339"
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        settle(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsoC:
+    """Parameters of ``iso_c``: the sum of the task matrices with a flat spectrum."""
+
+    weights: Mapping[str, float] | None = weights_field()
+    lambda_: float = lambda_field()
+    svd_scope: str = svd_scope_field()
+    rest: str = rest_field()
+    exclude: tuple[str, ...] = exclude_field()
+
+    method: ClassVar[str] = "iso_c"
+    inputs: ClassVar[str] = "task_vectors"
+    scope: ClassVar[str] = "tensor"
+    draws: ClassVar[bool] = False
+    title: ClassVar[str] = "Iso-C: isotropic merging in common subspace"
+    source: ClassVar[str] = "Marczak et al. 2025, No task left behind, ICML, arXiv 2502.04959"
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        settle(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slerp:
+    """Parameters of ``slerp``: the way from base to vlm along a great circle."""
+
+    t: float = parameter(0.5, Number(0, 1), "share of the way from base (0) to vlm (1)")
+    lerp_above: float = parameter(
+        0.9995, Number(0, 1), "absolute cosine above which the way is a straight line, as for most fine-tunes"
+    )
+    exclude: tuple[str, ...] = exclude_field()
+
+    method: ClassVar[str] = "slerp"
+    inputs: ClassVar[str] = "models"
+    scope: ClassVar[str] = "tensor"
+    draws: ClassVar[bool] = False
+    title: ClassVar[str] = "Spherical interpolation of two models"
+    source: ClassVar[str] = "Shoemake 1985, Animating rotation with quaternion curves"
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -233,7 +327,7 @@ class Gaussian:
         settle(self)
 
 
-Parameters = Linear | TaskArithmetic | Ties | DareLinear | DareTies | Tsv | Gaussian | ByMergekit
+Parameters = Linear | TaskArithmetic | Ties | DareLinear | DareTies | Tsv | Star | IsoC | Slerp | Gaussian | ByMergekit
 
 PARAMETERS: dict[str, type[Any]] = {
     "linear": Linear,
@@ -242,6 +336,9 @@ PARAMETERS: dict[str, type[Any]] = {
     "dare_linear": DareLinear,
     "dare_ties": DareTies,
     "tsv": Tsv,
+    "star": Star,
+    "iso_c": IsoC,
+    "slerp": Slerp,
     "gaussian": Gaussian,
 }
 """Every method by its name in a recipe."""
@@ -356,7 +453,7 @@ def describe(method: str) -> list[ParameterInfo]:
         ParameterInfo(
             name=recipe_name(item.name),
             type=item.metadata["bounds"].type_name,
-            default=item.default,
+            default=_plain(item.default),
             bounds=item.metadata["bounds"].text(),
             meaning=item.metadata["meaning"],
         )
@@ -376,8 +473,6 @@ def _check_mean(parameters: Ties | DareTies) -> None:
 
 
 def _preset(method: str, conventions: str) -> tuple[dict[str, object], list[str]]:
-    if conventions in REFUSED_CONVENTIONS:
-        return {}, [f"conventions: {conventions} is not available: {REFUSED_CONVENTIONS[conventions]}"]
     if conventions not in PRESETS:
         return {}, [_unknown("conventions", conventions, PRESETS)]
     if method not in PRESETS[conventions]:
@@ -398,6 +493,8 @@ def _vector_problems(method: str, values: Mapping[str, object], vectors: Sequenc
             f"method: with one task vector ({vectors[0]}) tsv is task arithmetic; "
             "use task_arithmetic, or a zero point that gives two vectors"
         ]
+    if method == "slerp" and len(vectors) != 2:
+        return [f"method: slerp goes from one model to another, found {', '.join(vectors)}"]
     if method == "gaussian" and "vlm" not in vectors:
         return [f"method: gaussian measures its norm on the vlm, found vectors of {', '.join(vectors)}"]
     if method in ("ties", "dare_ties") and len(vectors) == 1 and values.get("divisor", "weights") == "weights":
@@ -409,6 +506,8 @@ def _vector_problems(method: str, values: Mapping[str, object], vectors: Sequenc
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
     return dict(value) if isinstance(value, Mapping) else value
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from merges.block import Block
 from merges.parameters import TaskArithmetic
-from merges.vectors import add_delta, check_inputs, weight_list
+from merges.vectors import add_scaled, check_inputs, weight_list
 
 
 def task_arithmetic(zero: Tensor | None, models: Sequence[Tensor], parameters: TaskArithmetic, block: Block) -> Tensor:
@@ -40,16 +39,4 @@ def task_arithmetic(zero: Tensor | None, models: Sequence[Tensor], parameters: T
     start, checked = check_inputs(zero, models, block)
     weights = weight_list(parameters.weights, block)
     # lambda enters each factor in float64, so that every vector is rounded once and not twice.
-    used = [
-        (model, parameters.lambda_ * weight)
-        for model, weight in zip(checked, weights, strict=True)
-        if parameters.lambda_ * weight != 0
-    ]
-    if not used:
-        return start.clone()
-    if len(used) == 1 and used[0][1] == 1:
-        return used[0][0].clone()
-    delta = torch.zeros_like(start)
-    for model, factor in used:
-        delta += (model - start).mul_(factor)
-    return add_delta(start, delta)
+    return add_scaled(start, checked, [parameters.lambda_ * weight for weight in weights])

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from merges.block import Block
-from merges.consensus import agreeing_mean
+from merges.consensus import agreeing_mean, zero_sign
 from merges.parameters import Ties
-from merges.trim import trim_mask
+from merges.trim import reaches, trim_mask
 from merges.vectors import add_delta, add_kept, check_inputs, check_whole, weight_list
 
 
@@ -33,7 +33,7 @@ def ties(zero: Tensor | None, models: Sequence[Tensor], parameters: Ties, block:
         zero: The zero point.
         models: In the order of ``block.models``; any float dtype, equal shapes, any number of dimensions.
         parameters: Density, weights by role, lambda and the conventions.
-        block: A whole tensor.
+        block: A whole tensor; with trim_scope model any slice, and its survey (``merges.surveyor``).
 
     Returns:
         Float32, the same shape, a new tensor. Memory: with T vectors about T + 6 tensors of that size,
@@ -41,31 +41,52 @@ def ties(zero: Tensor | None, models: Sequence[Tensor], parameters: Ties, block:
 
     Raises:
         ValueError: As ``check_inputs``; a task vector leaves the range of float32; a model has no weight; the
-            block starts inside its tensor; a single vector has a weight other than 1, which would cancel.
+            block starts inside its tensor; a needed survey is missing; a single vector has a weight other than 1,
+            which would cancel.
 
     Source: Yadav et al. 2023, TIES-Merging, arXiv 2306.01708, Algorithm 1.
-    Deviations: trims every tensor, as the implementations for language models do, where the paper trims the
-        whole vector; weights, which the paper does not have; counts and ties as in ``trim_mask``. mergekit
-        elects on weighted entries and lets a zero sum count as plus.
+    Deviations: trims every tensor by default, as the implementations for language models do, where the paper trims
+        the whole vector (trim_scope model); weights, which the paper does not have; counts and ties as in
+        ``trim_mask``. mergekit elects on weighted entries and lets a zero sum count as plus.
     """
     start, checked = check_inputs(zero, models, block)
-    check_whole(block, "ties")
+    if parameters.scope == "tensor":
+        check_whole(block, "ties")
     weights = weight_list(parameters.weights, block)
-    at_least_one = parameters.kept_count == "at_least_one"
     if len(checked) == 1:
         factor = single_factor(parameters.lambda_, weights[0], parameters.divisor, "ties")
         if factor == 1 and parameters.density == 1:
             return checked[0].clone()
-        kept = trim_mask(checked[0] - start, parameters.density, at_least_one)
+        kept = kept_mask(checked[0] - start, block.models[0], parameters, block)
         return add_kept(start, checked[0], kept, factor)
     if parameters.lambda_ == 0:
         return start.clone()
-    trimmed = []
-    for model in checked:
-        delta = model - start
-        trimmed.append(torch.where(trim_mask(delta, parameters.density, at_least_one), delta, 0.0))
-    mean = agreeing_mean(trimmed, weights, parameters.elect, parameters.zero_sum, parameters.divisor)
+    zero_sum = zero_sign(parameters.zero_sum, block.survey)
+    trimmed = trimmed_vectors(start, checked, parameters, block)
+    mean = agreeing_mean(trimmed, weights, parameters.elect, zero_sum, parameters.divisor)
     return add_delta(start, mean.mul_(parameters.lambda_))
+
+
+def kept_mask(delta: Tensor, role: str, parameters: Ties, block: Block) -> Tensor:
+    """Return which entries of the task vector of ``role`` are kept.
+
+    Raises:
+        ValueError: trim_scope is model and the survey of the block has no threshold for the role.
+    """
+    if parameters.trim_scope == "tensor":
+        return trim_mask(delta, parameters.density, parameters.kept_count)
+    if block.survey is None or role not in block.survey.thresholds:
+        raise ValueError(f"trim_scope model needs a survey of the whole model, found no threshold for {role}")
+    return reaches(delta, block.survey.thresholds[role])
+
+
+def trimmed_vectors(zero: Tensor, models: Sequence[Tensor], parameters: Ties, block: Block) -> list[Tensor]:
+    """Return the task vectors of float32 models with all but their kept entries set to 0."""
+    trimmed = []
+    for role, model in zip(block.models, models, strict=True):
+        delta = model - zero
+        trimmed.append(torch.where(kept_mask(delta, role, parameters, block), delta, 0.0))
+    return trimmed
 
 
 def single_factor(lambda_: float, weight: float, divisor: str, method: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,8 +23,12 @@ LOW_BITS = 16
 LOW_MASK = (1 << LOW_BITS) - 1
 
 
-def kept_count(num_entries: int, density: float, at_least_one: bool = True) -> int:
-    """Return how many of ``num_entries`` a density keeps: max(1, floor(density * num_entries)), and 0 of 0.
+def kept_count(num_entries: int, density: float, rule: str = "at_least_one") -> int:
+    """Return how many of ``num_entries`` a density keeps, and 0 of 0.
+
+        max(1, floor(density * num_entries))                at_least_one
+        floor(density * num_entries)                        floor: small tensors may lose all entries
+        min(num_entries, floor(density * num_entries) + 1)  threshold: the rank of the smallest kept magnitude
 
     The floor forgives the rounding of the product: .29 * 100 is 28.999999999999996 in float64 and counts as
         29, as
@@ -32,37 +37,44 @@ def kept_count(num_entries: int, density: float, at_least_one: bool = True) -> i
     Args:
         num_entries: At least 0.
         density: In (0, 1].
-        at_least_one: False gives the bare floor, so that small tensors may lose all entries.
+        rule: at_least_one, floor or threshold.
 
     Raises:
         ValueError: density is outside (0, 1].
 
-    Source: Yadav et al. 2023, arXiv 2306.01708, Algorithm 1.
+    Source: Yadav et al. 2023, arXiv 2306.01708, Algorithm 1; threshold is the rule of its authors' code.
     Deviations: mergekit and peft floor the float64 product as it is.
     """
     if not 0 < density <= 1:
         raise ValueError(f"density: expected in (0, 1], found {density}")
     count = min(num_entries, math.floor(density * num_entries * (1 + 2.0**-51)))
-    return max(count, min(1, num_entries)) if at_least_one else count
+    if rule == "threshold":
+        return min(num_entries, count + 1)
+    return max(count, min(1, num_entries)) if rule == "at_least_one" else count
 
 
-def trim_counts(delta: Tensor, density: float, at_least_one: bool = True) -> tuple[int, int]:
-    """Return how many entries a trim asks for, and keeps: fewer when delta has fewer that are not 0."""
-    asked = kept_count(delta.numel(), density, at_least_one)
+def trim_counts(delta: Tensor, density: float, rule: str = "at_least_one") -> tuple[int, int]:
+    """Return how many entries a trim asks for, and keeps: fewer when delta has fewer that are not 0.
+
+    By threshold it keeps more when magnitudes equal the threshold.
+    """
+    asked = kept_count(delta.numel(), density, rule)
+    if rule == "threshold":
+        return asked, int(trim_mask(delta, density, rule).sum())
     return asked, min(asked, int(torch.count_nonzero(delta)))
 
 
-def trim_mask(delta: Tensor, density: float, at_least_one: bool = True) -> Tensor:
+def trim_mask(delta: Tensor, density: float, rule: str = "at_least_one") -> Tensor:
     """Mark the entries of ``delta`` with the largest magnitudes, ``kept_count`` of them.
 
-    Of equal magnitudes at the threshold those of the lowest flat index are kept. Zeros are never kept, so
-    fewer are marked when delta has fewer entries that are not 0. The threshold is the exact k-th magnitude,
-    found by counting instead of sorting.
+    Of equal magnitudes at the threshold those of the lowest flat index are kept, or with rule threshold all. Zeros
+    are never kept, so fewer are marked when delta has fewer entries that are not 0. The threshold is the exact k-th
+    magnitude, found by counting instead of sorting.
 
     Args:
         delta: Float32, any shape, finite.
         density: In (0, 1].
-        at_least_one: Keep one entry where density * n is below 1.
+        rule: As in ``kept_count``.
 
     Returns:
         Bool, the shape of delta. Memory: the mask, a bounded part of delta at a time, and 12 bytes for each
@@ -77,19 +89,12 @@ def trim_mask(delta: Tensor, density: float, at_least_one: bool = True) -> Tenso
     """
     if delta.dtype != torch.float32:
         raise ValueError(f"expected float32 to trim, found {delta.dtype}")
-    count = kept_count(delta.numel(), density, at_least_one)
+    count = kept_count(delta.numel(), density, rule)
     if count == 0:
         return torch.zeros(delta.shape, dtype=torch.bool, device=delta.device)
-    # Magnitudes of floats are ordered as their bits are, read as integers without the sign.
-    bits = delta.contiguous().flatten().view(torch.int32)
-    chunks = bits.split(CPU_CHUNK) if bits.device.type == "cpu" else (bits,)
-    histogram = torch.zeros(1 << (31 - LOW_BITS), dtype=torch.int64, device=bits.device)
-    for chunk in chunks:
-        uppers = (chunk & MAGNITUDE).bitwise_right_shift_(LOW_BITS)
-        histogram += torch.bincount(uppers, minlength=histogram.numel())
-    if int(histogram[INFINITY >> LOW_BITS :].sum()):
-        raise ValueError(f"expected finite entries, found {int((~torch.isfinite(delta)).sum())} that are not")
-    upper, above = _bucket_of(histogram, count)
+    histogram = count_uppers(delta)
+    bits, chunks = magnitude_chunks(delta)
+    upper, above = bucket_of(histogram, count)
     mask = torch.empty(bits.shape, dtype=torch.bool, device=bits.device)
     open_places, open_bits = [], []
     first = 0
@@ -101,15 +106,68 @@ def trim_mask(delta: Tensor, density: float, at_least_one: bool = True) -> Tenso
         open_places.append(places + first)
         first += chunk.numel()
     places, lowers = torch.cat(open_places), torch.cat(open_bits)
-    lower, above_here = _bucket_of(torch.bincount(lowers, minlength=LOW_MASK + 1), count - above)
+    lower, above_here = bucket_of(torch.bincount(lowers, minlength=LOW_MASK + 1), count - above)
     if upper == 0 and lower == 0:
         return delta != 0
+    if rule == "threshold":
+        mask[places[lowers >= lower]] = True
+        return mask.view(delta.shape)
     mask[places[lowers > lower]] = True
     mask[places[lowers == lower][: count - above - above_here]] = True
     return mask.view(delta.shape)
 
 
-def _bucket_of(histogram: Tensor, rank: int) -> tuple[int, int]:
+def magnitude_chunks(delta: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return a float32 tensor as flat int32 bits, and the same in parts of a size that suits its device.
+
+    Magnitudes of floats are ordered as their bits are, read as integers without the sign.
+    """
+    bits = delta.contiguous().flatten().view(torch.int32)
+    return bits, bits.split(CPU_CHUNK) if bits.device.type == "cpu" else (bits,)
+
+
+def count_uppers(delta: Tensor) -> Tensor:
+    """Return how many entries have which upper 15 bits of magnitude, int64, one count a bucket.
+
+    Raises:
+        ValueError: An entry is NaN or infinite.
+    """
+    bits, chunks = magnitude_chunks(delta)
+    histogram = torch.zeros(1 << (31 - LOW_BITS), dtype=torch.int64, device=bits.device)
+    for chunk in chunks:
+        uppers = (chunk & MAGNITUDE).bitwise_right_shift_(LOW_BITS)
+        histogram += torch.bincount(uppers, minlength=histogram.numel())
+    if int(histogram[INFINITY >> LOW_BITS :].sum()):
+        raise ValueError(f"expected finite entries, found {int((~torch.isfinite(delta)).sum())} that are not")
+    return histogram
+
+
+def count_lowers(delta: Tensor, upper: int) -> Tensor:
+    """Return how many entries of the bucket ``upper`` have which lower 16 bits of magnitude, int64."""
+    bits, chunks = magnitude_chunks(delta)
+    histogram = torch.zeros(LOW_MASK + 1, dtype=torch.int64, device=bits.device)
+    for chunk in chunks:
+        magnitudes = chunk & MAGNITUDE
+        lowers = magnitudes[(magnitudes >> LOW_BITS) == upper] & LOW_MASK
+        histogram += torch.bincount(lowers, minlength=histogram.numel())
+    return histogram
+
+
+def reaches(delta: Tensor, threshold: int) -> Tensor:
+    """Mark the entries whose magnitude, as bits, is at least ``threshold``, and not 0.
+
+    Args:
+        delta: Float32, any shape.
+        threshold: The 31 bits of a float32 magnitude.
+
+    Returns:
+        Bool, the shape of delta.
+    """
+    magnitudes = delta.contiguous().view(torch.int32) & MAGNITUDE
+    return magnitudes >= max(threshold, 1)
+
+
+def bucket_of(histogram: Tensor, rank: int) -> tuple[int, int]:
     """Return the bucket that holds the ``rank``-th largest, and how many lie in buckets above it."""
     from_top = histogram.flip(0).cumsum(0)
     place = int(torch.searchsorted(from_top, rank))

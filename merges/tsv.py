@@ -2,53 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from merges.block import Block
+from merges.matrices import add_matrix_delta, matrix_delta
 from merges.parameters import Tsv
-from merges.vectors import add_delta, check_inputs, check_whole, weight_list
+from merges.spectra import leading_triplets
 
-MATRIX_KINDS = ("attention", "mlp", "other")
-"""Kinds whose tensors are linear maps. Rows of embeddings and heads are separate vectors, one a token."""
-
-SMALLEST_RATIO = 1e-5
-"""Down to this share of the largest, singular values come from the Gram matrix: its float64 error grows with
-the square of the ratio and stays near 1e-6, the resolution of float32."""
-
-SMALLEST_GAP = 1e-4
-"""Principal vectors closer than this leave no accurate difference; the polar factor then needs a full SVD."""
-
-
-RESOLUTION = 2.0**-23
-"""Singular values below this share of the largest are rounding of the float32 entries they were read from."""
-
-
-@dataclass(frozen=True)
-class Triplets:
-    """Leading singular triplets of a matrix: left (m, k), values (k,), right (n, k); orthonormal columns."""
-
-    left: Tensor
-    values: Tensor
-    right: Tensor
+SMALLEST_EIGENVALUE = 1e-7
+"""Gram matrices of singular vectors with an eigenvalue below this have no accurate inverse root: float64 leaves it an
+error of 1e-9 of itself at this size. The polar factor then needs a full SVD."""
 
 
 def tsv(zero: Tensor | None, models: Sequence[Tensor], parameters: Tsv, block: Block) -> Tensor:
     """Return the zero point plus lambda times the decorrelated sum of truncated task matrices.
 
-    For matrices m x n of kind attention, mlp or other, with T vectors and r = min(m, n):
+    For every matrix m x n with T vectors and r = min(m, n):
 
         U_i S_i V_i^T = the int(r / T) leading singular triplets of w_i tau_i,    tau_i = model_i - zero
         U = [U_1 ... U_T],  S = diag(S_1 ... S_T),  V = [V_1 ... V_T]
         merged = zero + lambda * polar(U) S polar(V)^T
 
-    polar(X) is the nearest matrix with orthonormal columns. Other tensors: zero + lambda * mean_i w_i tau_i.
-    Stacks of matrices (3-D and more) are merged matrix by matrix. The matrix part is float64, since which
-    triplets are kept and how they are turned depends on small differences.
+    polar(X) is the nearest matrix with orthonormal columns. Other tensors, and which ones these are:
+    ``merges.matrices``. The matrix part is float64, since which triplets are kept and how they are turned depends
+    on small differences.
 
     When the column spaces of task vectors overlap completely, polar(U) is not unique: the missing directions
     are then those of the SVD routine, are made up, and carry energy. Two equal task vectors give sqrt(2)
@@ -58,12 +38,12 @@ def tsv(zero: Tensor | None, models: Sequence[Tensor], parameters: Tsv, block: B
     Args:
         zero: The zero point.
         models: Two or more, in the order of ``block.models``; any float dtype, equal shapes.
-        parameters: Weights by role and lambda.
-        block: A whole tensor; its kind decides between matrix and mean.
+        parameters: Weights by role, lambda, scope and rest.
+        block: A whole tensor; its kind decides whether it is taken apart.
 
     Returns:
         Float32, the same shape, a new tensor; entries whose merged delta is 0 keep the bits of the zero
-        point. Memory: for two vectors about 13 float64 matrices of the tensor's size (of one slice, for
+        point. Memory: for two vectors about 14 float64 matrices of the tensor's size (of one slice, for
         stacks), for the mean 4 tensors.
 
     Raises:
@@ -71,88 +51,82 @@ def tsv(zero: Tensor | None, models: Sequence[Tensor], parameters: Tsv, block: B
             weight; the block starts inside its tensor.
 
     Source: Gargiulo et al. 2025, Task singular vectors, CVPR, arXiv 2412.00081, Algorithm 1.
-    Deviations: embeddings and heads get the mean, where the authors' code takes every matrix; so do matrices
-        with r < T, of which it keeps nothing. Singular values below ``RESOLUTION`` give no triplet: the
+    Deviations: embeddings and heads get the mean by default, where the authors' code takes every matrix; so do
+        matrices with r < T, of which it keeps nothing. Singular values below ``RESOLUTION`` give no triplet: the
         authors let their arbitrary vectors take part in the polar factor, where they turn the others.
     """
-    start, checked = check_inputs(zero, models, block)
-    check_whole(block, "tsv")
-    weights = weight_list(parameters.weights, block)
-    num_vectors = len(checked)
-    if num_vectors == 1:
+    if len(block.models) == 1:
         raise ValueError("tsv: with 1 task vector it is task arithmetic; use task_arithmetic")
-    if parameters.lambda_ == 0 or start.numel() == 0:
-        return start.clone()
-    if block.kind in MATRIX_KINDS and start.ndim >= 2 and min(start.shape[-2:]) >= num_vectors:
-        delta = torch.empty_like(start, memory_format=torch.contiguous_format)
-        shape = (-1, *start.shape[-2:])
-        slices = zip(delta.view(shape), start.reshape(shape), *(m.reshape(shape) for m in checked), strict=True)
-        for out, origin, *matrices in slices:
-            vectors = [(matrix - origin).double() * w for matrix, w in zip(matrices, weights, strict=True)]
-            out.copy_(merge_matrices(vectors) * parameters.lambda_)
-    else:
-        delta = torch.zeros_like(start)
-        for model, weight in zip(checked, weights, strict=True):
-            delta += (model - start).mul_(parameters.lambda_ * weight / num_vectors)
-    return add_delta(start, delta)
+    delta = tsv_delta(zero, models, parameters, block) if parameters.lambda_ else None
+    return add_matrix_delta(zero, models, parameters, block, delta)
+
+
+def tsv_delta(zero: Tensor | None, models: Sequence[Tensor], parameters: Tsv, block: Block) -> Tensor | None:
+    """Return the decorrelated sum of the task matrices, float32; None for tensors that are not taken apart."""
+    return matrix_delta(zero, models, parameters, block, merge_matrices, smallest=len(models))
 
 
 def merge_matrices(vectors: Sequence[Tensor]) -> Tensor:
-    """Return polar(U) S polar(V)^T of task matrices, all (m, n) float64, with their weights in them."""
+    """Return polar(U) S polar(V)^T of task matrices, all (m, n) float64, with their weights in them.
+
+    With the inverse roots N_U and N_V of the Gram matrices of U and V it is U (N_U S N_V) V^T, whose inner matrix has
+    at most min(m, n) rows and columns: the polar factors themselves are never formed.
+    """
     rank = min(vectors[0].shape) // len(vectors)
     parts = [part for vector in vectors if (part := leading_triplets(vector, rank)).values.numel()]
     if not parts:
         return torch.zeros_like(vectors[0])
-    left = polar_factor([part.left for part in parts])
-    right = polar_factor([part.right for part in parts])
-    return (left * torch.cat([part.values for part in parts])) @ right.T
+    lefts, rights = [part.left for part in parts], [part.right for part in parts]
+    values = torch.cat([part.values for part in parts])
+    left_root, right_root = inverse_root(lefts), inverse_root(rights)
+    if left_root is None or right_root is None:
+        return (polar_factor(lefts) * values) @ polar_factor(rights).T
+    inner = (left_root * values) @ right_root
+    left, right = torch.cat(lefts, dim=1), torch.cat(rights, dim=1)
+    # The inner matrix goes to the shorter side.
+    return (left @ inner) @ right.T if len(left) <= len(right) else left @ (right @ inner.T).T
 
 
-def leading_triplets(matrix: Tensor, rank: int) -> Triplets:
-    """Return the ``rank`` leading singular triplets of a float64 matrix, fewer if singular values are 0.
+def inverse_root(blocks: Sequence[Tensor]) -> Tensor | None:
+    """Return (X^T X)^(-1/2) of the blocks side by side, X = [U_1 ... U_T]; None where it is not accurate.
 
-    They come from the eigenvectors of the smaller Gram matrix, twice as fast as an SVD, unless a needed
-    singular value is too small beside the largest for that. Zero means below ``RESOLUTION`` of the
-    largest.
+    Each block has orthonormal columns, float64, shapes (m, k_i). For two blocks of equal width the Gram matrix is
+    [[I, C], [C^T, I]] with C = U_1^T U_2 = P diag(c) Q^T, and with a = (1 + c)^(-1/2), b = (1 - c)^(-1/2) its inverse
+    root is
+
+        [[P diag(a + b) P^T, P diag(a - b) Q^T], [Q diag(a - b) P^T, Q diag(a + b) Q^T]] / 2
+
+    from one k x k SVD. Other numbers of blocks take an eigendecomposition of the Gram matrix. Columns that nearly
+    coincide give an eigenvalue below ``SMALLEST_EIGENVALUE``, and None.
+
+    Returns:
+        Shape (sum k_i, sum k_i), symmetric.
     """
-    rows, columns = matrix.shape
-    if rows < columns:
-        turned = leading_triplets(matrix.T, rank)
-        return Triplets(turned.right, turned.values, turned.left)
-    squares, vectors = torch.linalg.eigh(matrix.T @ matrix)
-    values = squares[-rank:].flip(0).clamp(min=0).sqrt()
-    if values[-1] > SMALLEST_RATIO * values[0]:
-        right = vectors[:, -rank:].flip(1)
-        return Triplets(matrix @ right / values, values, right)
-    left, values, turned_right = torch.linalg.svd(matrix, full_matrices=False)
-    enough = int((values[:rank] > RESOLUTION * values[0]).sum())
-    return Triplets(left[:, :enough], values[:enough], turned_right[:enough].T)
+    if len(blocks) == 1:
+        return torch.eye(blocks[0].shape[1], dtype=blocks[0].dtype, device=blocks[0].device)
+    if len(blocks) == 2 and blocks[0].shape == blocks[1].shape:
+        turn_first, cosines, turn_second = torch.linalg.svd(blocks[0].T @ blocks[1])
+        if cosines[0] > 1 - SMALLEST_EIGENVALUE:
+            return None
+        sums, differences = (1 + cosines).rsqrt(), (1 - cosines).rsqrt()
+        same, other = (sums + differences) / 2, (sums - differences) / 2
+        corner = (turn_first * other) @ turn_second
+        rows = (turn_first * same) @ turn_first.T, corner, corner.T, (turn_second.T * same) @ turn_second
+        return torch.cat((torch.cat(rows[:2], dim=1), torch.cat(rows[2:], dim=1)))
+    joined = torch.cat(tuple(blocks), dim=1)
+    values, vectors = torch.linalg.eigh(joined.T @ joined)
+    return (vectors * values.rsqrt()) @ vectors.T if values[0] > SMALLEST_EIGENVALUE else None
 
 
 def polar_factor(blocks: Sequence[Tensor]) -> Tensor:
     """Return the nearest matrix with orthonormal columns to the blocks side by side.
 
-    Each block has orthonormal columns, float64, shapes (m, k_i) with sum k_i <= m. For two blocks of equal
-    width with C = U_1^T U_2 = P diag(c) Q^T, the columns of U_1 P and U_2 Q meet in pairs of cosine c, and
-    the polar factor makes each pair orthogonal where it stands: with s and d the normalised sum and
-        difference of a pair,
-
-        polar([U_1 U_2]) = [(s + d) P^T, (s - d) Q^T] / sqrt(2)
-
-    which is X (X^T X)^(-1/2) for X = [U_1 U_2] through one k x k SVD. Where a pair nearly coincides, and for
-    other numbers of blocks, it is A B of the SVD X = A diag(x) B.
+    Each block has orthonormal columns, float64, shapes (m, k_i) with sum k_i <= m. It is X (X^T X)^(-1/2), and where
+    columns nearly coincide A B of the SVD X = A diag(x) B.
     """
-    if len(blocks) == 1:
-        return blocks[0]
-    if len(blocks) == 2 and blocks[0].shape == blocks[1].shape:
-        first, second = blocks
-        turn_first, _, turn_second = torch.linalg.svd(first.T @ second)
-        one, two = first @ turn_first, second @ turn_second.T
-        sums, differences = one + two, one - two
-        gaps = torch.linalg.vector_norm(differences, dim=0)
-        if gaps.min() > SMALLEST_GAP:
-            sums /= torch.linalg.vector_norm(sums, dim=0) * math.sqrt(2)
-            differences /= gaps * math.sqrt(2)
-            return torch.cat(((sums + differences) @ turn_first.T, (sums - differences) @ turn_second), dim=1)
-    left, _, right = torch.linalg.svd(torch.cat(tuple(blocks), dim=1), full_matrices=False)
+    joined = torch.cat(tuple(blocks), dim=1)
+    root = inverse_root(blocks)
+    if root is not None:
+        return joined @ root
+    left, _, right = torch.linalg.svd(joined, full_matrices=False)
     return left @ right

@@ -75,6 +75,23 @@ def add_delta(zero: Tensor, delta: Tensor) -> Tensor:
     return torch.where(delta == 0, zero, zero + delta)
 
 
+def add_scaled(zero: Tensor, models: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    """Return zero + sum_i factor_i * (model_i - zero).
+
+    When one factor alone is not 0 and it is 1, the result is that model bit for bit; where the sum is 0 the zero
+    point keeps its bits. Float32 in and out.
+    """
+    used = [(model, factor) for model, factor in zip(models, factors, strict=True) if factor != 0]
+    if not used:
+        return zero.clone()
+    if len(used) == 1 and used[0][1] == 1:
+        return used[0][0].clone()
+    delta = torch.zeros_like(zero)
+    for model, factor in used:
+        delta += (model - zero).mul_(factor)
+    return add_delta(zero, delta)
+
+
 def add_kept(zero: Tensor, model: Tensor, kept: Tensor, factor: float) -> Tensor:
     """Return zero + factor * (model - zero) at the entries of the mask ``kept`` and the zero point elsewhere.
 

@@ -87,7 +87,7 @@ def _outcome(cell: Cell) -> Any:
     if isinstance(weights, Mapping) and _normalizes(cell) and (total := sum(weights.values())) > 0:
         values[key] = {role: round(weight / total, DIGITS) for role, weight in weights.items()}
     if values.get("lambda") == 0:
-        values = {"lambda": 0}
+        values = {"lambda": 0, "exclude": values.get("exclude")}
     values.pop("int8_mask", None)
     if _thins(cell) is False:
         for name in ("epsilon", "gamma", "rescale"):
@@ -98,6 +98,8 @@ def _outcome(cell: Cell) -> Any:
 def _factors(cell: Cell) -> dict[str, float] | None:
     """Return the factor of each model where the merge is a plain sum of models, without zeros; else None."""
     values, name = cell.canonical, cell.method.removeprefix(PREFIX)
+    if values.get("exclude"):  # tensors that stay the vlm's have other factors than the rest
+        return None
     weights = values.get("weight" if is_mergekit(cell.method) else "weights")
     if values.get("lambda") == 0 and cell.zero_point is not None:
         return {cell.zero_point: 1.0}

@@ -79,6 +79,9 @@ def export_point(
         )
     roles, zero = inputs_of(method, zero_point)
     terms = _own_terms(method, values, roles) if not is_mergekit(method) else _mergekit_terms(method, values)
+    if values.get("exclude"):
+        kinds = ", ".join(values["exclude"])
+        terms.differences.append(f"exclude: mergekit merges every tensor, mergelab leaves {kinds} as the vlm's.")
     references = _references(pair, (*roles, *((zero,) if zero is not None else ())))
     models: list[dict[str, Any]] = [] if zero is None else [{"model": references[zero]}]
     for role in roles:

@@ -131,6 +131,9 @@ class Recipe(Document):
     )
     """Control points: base and vlm sent through the stream as copies; base plus noise of the tower's size."""
 
+    control_seeds: Literal["auto"] | Annotated[tuple[Seed, ...], Field(strict=False, min_length=1)] = "auto"
+    """Seeds of the gaussian control, 0 or above; auto is ``seeds``, filled up to three on any pair but the bench."""
+
     output_dtype: Dtype = "auto"
     """What merged weights are rounded to, once; auto keeps the dtype of each tensor of the vlm."""
 
@@ -154,9 +157,11 @@ class Recipe(Document):
     def _auto_is_every_default(cls, value: Any) -> Any:
         return {} if value == "auto" else value
 
-    @field_validator("seeds", "controls")
+    @field_validator("seeds", "controls", "control_seeds")
     @classmethod
-    def _once(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _once(cls, value: tuple[Any, ...] | str) -> tuple[Any, ...] | str:
+        if isinstance(value, str):
+            return value
         twice = sorted({item for item in value if value.count(item) > 1})
         if twice:
             raise ValueError(f"{', '.join(map(str, twice))} given twice; keep one")

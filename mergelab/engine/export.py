@@ -11,6 +11,7 @@ from typing import Any
 from mergelab.checkpoints.headers import Checkpoint
 from mergelab.checkpoints.reader import read_entries, torch_dtype
 from mergelab.checkpoints.writer import CheckpointWriter, TensorPlan
+from mergelab.engine.deltas import UnscaledDeltas
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import BLOCK_ENTRIES, Operation, TensorJob
 from mergelab.engine.statistics import MergeStatistics
@@ -46,6 +47,8 @@ class Export:
     operation: Operation
     inputs: Inputs
     pairing: Pairing
+    deltas: UnscaledDeltas | None = None
+    """What the sweep that this merge belongs to has decomposed already."""
 
     @property
     def vlm(self) -> Checkpoint:
@@ -82,6 +85,7 @@ def export_vlm(
             export.inputs,
             ShardTarget(writer, lambda job: job.tensor.stored["vlm"]),
             progress,
+            export.deltas,
         )
         for name in vlm.tensors:
             if name not in by_stored:

@@ -10,6 +10,7 @@ from mergelab.checkpoints.headers import Checkpoint
 from mergelab.engine.by_mergekit import check_installed
 from mergelab.errors import PairingError
 from mergelab.towers.pairing import PairedTensor, Pairing
+from merges.block import Block, Survey
 from merges.mergekit_methods import is_mergekit
 from merges.parameters import Parameters, build, inputs_of
 
@@ -91,6 +92,18 @@ def operation(
     vectors, zero = inputs_of(method, zero_point)
     parameters = build(method, values, vectors, conventions)
     return Operation(method, vectors, zero, parameters, seed)
+
+
+def block_of(job: TensorJob, operation: Operation, start: int, survey: Survey | None = None) -> Block:
+    """Return how the merge of ``operation`` sees a part of a tensor that begins at flat index ``start``."""
+    return Block(
+        name=job.tensor.name,
+        kind=job.tensor.kind,
+        models=operation.vectors,
+        seed=operation.seed,
+        start=start,
+        survey=survey,
+    )
 
 
 def plan_jobs(pairing: Pairing, checkpoints: Mapping[str, Checkpoint], output_dtype: str = "auto") -> list[TensorJob]:

@@ -11,11 +11,14 @@ import torch
 
 from mergelab.engine.by_mergekit import RANDOM_STREAM
 from mergelab.engine.geometry import Plane
-from mergelab.engine.plan import Operation, TensorJob
-from merges.block import Block
+from mergelab.engine.plan import Operation, TensorJob, block_of
+from merges.block import Survey
 from merges.dare import dare_mask
+from merges.exclusion import is_excluded
 from merges.mergekit_methods import ByMergekit
 from merges.parameters import DareLinear, DareTies, Ties
+from merges.surveyor import threshold_value
+from merges.ties import kept_mask
 from merges.trim import trim_counts
 
 
@@ -24,6 +27,7 @@ class MergeStatistics:
     """Counters of one merge; ``record`` turns them into the body of ``merge.json``."""
 
     operation: Operation
+    survey: Survey | None = None
     num_tensors: int = 0
     merged_entries: int = 0
     copied_entries: int = 0
@@ -69,18 +73,21 @@ class MergeStatistics:
         """Count the entries of the task vectors that a trimming or dropping method asks for and keeps."""
         parameters, zero = self.operation.parameters, self.operation.zero
         assert zero is not None
+        if not isinstance(parameters, Ties | DareLinear | DareTies):
+            return
+        if is_excluded(parameters.exclude, job.tensor.kind, job.tensor.name):
+            return
+        block = block_of(job, self.operation, start, self.survey)
         for role in self.operation.vectors:
             size = models[role].numel()
-            if isinstance(parameters, Ties):
-                asked, kept = trim_counts(
-                    models[role] - models[zero], parameters.density, parameters.kept_count == "at_least_one"
-                )
-            elif isinstance(parameters, DareLinear | DareTies):
-                block = Block(job.tensor.name, job.tensor.kind, self.operation.vectors, self.operation.seed, start)
+            if isinstance(parameters, Ties) and parameters.trim_scope == "model":
+                asked = 0  # of the whole model: from the survey, in the record
+                kept = int(kept_mask(models[role] - models[zero], role, parameters, block).sum())
+            elif isinstance(parameters, Ties):
+                asked, kept = trim_counts(models[role] - models[zero], parameters.density, parameters.kept_count)
+            else:
                 kept = int(dare_mask(role, parameters.drop_rate, block, models[role]).sum())
                 asked = round(size * (1 - parameters.drop_rate))
-            else:
-                return
             self.vector_entries += size
             self.asked_entries += asked
             self.kept_entries += kept
@@ -105,6 +112,8 @@ class MergeStatistics:
         }
         parameters = self.operation.parameters
         by_mergekit = isinstance(parameters, ByMergekit) and parameters.draws
+        survey = self.survey or Survey()
+        asked = self.asked_entries + sum(survey.asked.values())
         return {
             "method": self.operation.method,
             "zero": zero,
@@ -116,8 +125,10 @@ class MergeStatistics:
             "changed_share_by_kind": by_model.get(zero, {}) if zero is not None else None,
             "changed_share_by_model_and_kind": by_model,
             "rounded_back_share": self.rounded_back / total if has_zero else None,
-            "asked_share": self.asked_entries / self.vector_entries if self.vector_entries else None,
+            "asked_share": asked / self.vector_entries if self.vector_entries else None,
             "kept_share": self.kept_entries / self.vector_entries if self.vector_entries else None,
+            "trim_thresholds": {role: threshold_value(bits) for role, bits in survey.thresholds.items()} or None,
+            "majority_sign": None if self.survey is None else survey.majority,
             "task_vector_cosine": self.cosine(),
             "outside_span_share": self._plane.outside_share(),
             "random_stream": RANDOM_STREAM if by_mergekit else None,

@@ -9,14 +9,16 @@ import torch
 
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.engine.by_mergekit import merge_by_mergekit
+from mergelab.engine.deltas import UnscaledDeltas
 from mergelab.engine.inputs import Inputs
-from mergelab.engine.plan import BLOCK_ENTRIES, COPY, Operation, TensorJob
+from mergelab.engine.plan import BLOCK_ENTRIES, COPY, Operation, TensorJob, block_of
 from mergelab.engine.statistics import MergeStatistics
 from mergelab.engine.targets import Target
 from mergelab.errors import PairingError
 from merges.block import Block
 from merges.mergekit_methods import ByMergekit
-from merges.methods import METHODS
+from merges.methods import merge
+from merges.surveyor import Surveyor
 
 Progress = Callable[[int, int], None]
 
@@ -41,11 +43,14 @@ def stream(
     inputs: Inputs,
     target: Target,
     progress: Progress | None = None,
+    deltas: UnscaledDeltas | None = None,
 ) -> MergeStatistics:
     """Send every job through ``operation`` into ``target`` and return what was counted on the way.
 
     Rows that only the vlm's vocabulary has are the vlm's own. Every value is computed in float32 and rounded once
-    into the job's dtype.
+    into the job's dtype. A method that needs to know the whole model first (``merges.surveyor``) gets its passes over
+    the inputs before the first block is written. ``deltas`` keeps what the methods on singular values need again at
+    another lambda.
 
     Peak memory is a fixed multiple of one block (or, for methods that need whole tensors, of the largest tensor),
     whatever the number of tensors.
@@ -54,12 +59,23 @@ def stream(
         PairingError: An input is not finite or not floating point, or the result leaves the range of the output
             dtype; the message names the tensor.
     """
-    statistics = MergeStatistics(operation)
-    total = sum(job.num_entries for job in jobs)
+    surveyor = Surveyor(operation.parameters, operation.vectors) if operation.parameters is not None else None
+    total = sum(job.num_entries for job in jobs) * (1 + (surveyor.num_passes if surveyor else 0))
     done = 0
+    for _ in range(surveyor.num_passes if surveyor else 0):
+        assert surveyor is not None
+        for job in jobs:
+            for piece in _pieces(job, whole=operation.whole_tensors):
+                _survey_piece(job, piece, operation, inputs, surveyor)
+                done += piece.stop - piece.start
+                if progress is not None:
+                    progress(done, total)
+        surveyor.end_pass()
+    survey = surveyor.survey if surveyor is not None and surveyor.num_passes else None
+    statistics = MergeStatistics(operation, survey)
     for job in jobs:
         for piece in _pieces(job, whole=operation.whole_tensors):
-            block = _merged_piece(job, piece, operation, inputs, statistics)
+            block = _merged_piece(job, piece, operation, inputs, statistics, deltas)
             target.write(job, piece.start, block)
             done += piece.stop - piece.start
             if progress is not None:
@@ -91,32 +107,51 @@ def _pieces(job: TensorJob, whole: bool) -> Iterator[_Piece]:
         first = last
 
 
-def _merged_piece(
-    job: TensorJob, piece: _Piece, operation: Operation, inputs: Inputs, statistics: MergeStatistics
-) -> torch.Tensor:
-    """Return the output entries of a piece, flat, rounded into the job's dtype."""
+def _read(job: TensorJob, piece: _Piece, operation: Operation, inputs: Inputs) -> tuple[dict[str, torch.Tensor], int]:
+    """Return the float32 entries of a piece that are merged, by role, and the flat index of the first."""
     tensor = job.tensor
     if piece.rows is None:
-        models = {
+        return {
             role: inputs.float_entries(role, tensor.stored[role], piece.start, piece.stop).view(piece.shape)
             for role in operation.roles
-        }
-        merged = _apply(job, models, operation, piece.start)
-        rounded = _rounded(job, merged)
-        statistics.add(job, models, merged, rounded, piece.start)
-        return rounded
+        }, piece.start
     assert tensor.rows is not None
     width = tensor.shape[1]
-    models = {
+    return {
         role: inputs.float_rows(
             role, tensor.stored[role], tensor.rows.rows[role][piece.rows.start : piece.rows.stop], width
         )
         for role in operation.roles
-    }
-    start = piece.rows.start * width
-    merged = _apply(job, models, operation, start)
+    }, piece.rows.start * width
+
+
+def _survey_piece(job: TensorJob, piece: _Piece, operation: Operation, inputs: Inputs, surveyor: Surveyor) -> None:
+    models, start = _read(job, piece, operation, inputs)
+    zero = models[operation.zero] if operation.zero is not None else None
+    try:
+        surveyor.add(block_of(job, operation, start), zero, [models[role] for role in operation.vectors])
+    except ValueError as error:
+        raise PairingError(f"{operation.method}, tensor {job.tensor.name}: {error}") from error
+
+
+def _merged_piece(
+    job: TensorJob,
+    piece: _Piece,
+    operation: Operation,
+    inputs: Inputs,
+    statistics: MergeStatistics,
+    deltas: UnscaledDeltas | None,
+) -> torch.Tensor:
+    """Return the output entries of a piece, flat, rounded into the job's dtype."""
+    tensor = job.tensor
+    models, start = _read(job, piece, operation, inputs)
+    merged = _apply(job, models, operation, block_of(job, operation, start, statistics.survey), deltas)
     rounded = _rounded(job, merged)
     statistics.add(job, models, merged, rounded, start)
+    if piece.rows is None:
+        return rounded
+    assert tensor.rows is not None
+    width = tensor.shape[1]
     statistics.copied_entries += (piece.stop - piece.start) - merged.numel()
     # Rows of the vlm alone keep its bits.
     output = inputs.entries("vlm", tensor.stored["vlm"], piece.start, piece.stop).to(inputs.device)
@@ -131,18 +166,23 @@ def _merged_piece(
     return output.view(-1)
 
 
-def _apply(job: TensorJob, models: dict[str, torch.Tensor], operation: Operation, start: int) -> torch.Tensor:
+def _apply(
+    job: TensorJob,
+    models: dict[str, torch.Tensor],
+    operation: Operation,
+    block: Block,
+    deltas: UnscaledDeltas | None,
+) -> torch.Tensor:
     if operation.method == COPY:
         return models[operation.vectors[0]]
-    block = Block(
-        name=job.tensor.name, kind=job.tensor.kind, models=operation.vectors, seed=operation.seed, start=start
-    )
+    assert operation.parameters is not None
     zero = models[operation.zero] if operation.zero is not None else None
     vectors = [models[role] for role in operation.vectors]
     try:
         if isinstance(operation.parameters, ByMergekit):
             return merge_by_mergekit(zero, vectors, operation.parameters, block)
-        return METHODS[operation.method](zero, vectors, operation.parameters, block)
+        unscaled = deltas.of(operation, zero, vectors, block) if deltas is not None else None
+        return merge(zero, vectors, operation.parameters, block, unscaled)
     except ValueError as error:
         raise PairingError(f"{operation.method}, tensor {job.tensor.name}: {error}") from error
 

@@ -30,6 +30,8 @@ def short_value(value: object) -> str:
     """A parameter value as people write it: 0.5, tensor, base 0.25 vlm 0.75."""
     if isinstance(value, Mapping):
         return " ".join(f"{key} {short_value(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return " ".join(short_value(item) for item in value) or "none"
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)

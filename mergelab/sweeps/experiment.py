@@ -56,7 +56,8 @@ class Point:
         weights = parameters.get("weights") or parameters.get("weight")
         if weights and len(set(weights.values())) > 1:
             shown |= weights
-        return " ".join([str(self.spec.method), *(f"{key} {value:g}" for key, value in shown.items())])
+        excluded = [f"without {', '.join(parameters['exclude'])}"] if parameters.get("exclude") else []
+        return " ".join([str(self.spec.method), *(f"{key} {value:g}" for key, value in shown.items()), *excluded])
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,6 +14,10 @@ PointRole = Literal["ancestor", "base", "vlm", "control", "merge"]
 
 COPY = "copy"
 """Method of the endpoint controls: a parent sent through the stream unchanged."""
+
+
+NUM_CONTROL_SEEDS = 3
+"""Draws of the gaussian control on a real pair."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ def expand(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
     """Return the points that ``mergelab run`` makes, in run order.
 
     The parents (ancestor if the pair has one, base, vlm), the controls (``endpoints``: copies of base and of
-    vlm; ``gaussian``: one point per seed), then every cell of the grid in the written order, once per seed
+    vlm; ``gaussian``: one point per control seed), then every cell of the grid in the written order, once per seed
     for methods that draw.
 
     Args:
@@ -59,7 +64,7 @@ def expand(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
     if problems:
         raise RecipeError(problem_list(f"recipe {recipe.name} on pair {pair.name}:", problems))
     parents = tuple(PointSpec(role=role, inputs=(role,)) for role in pair.sources)
-    return parents + _controls(recipe) + _merges(cells, recipe.seeds, recipe.conventions)
+    return parents + _controls(recipe, pair) + _merges(cells, recipe.seeds, recipe.conventions)
 
 
 def selected_points(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
@@ -74,7 +79,20 @@ def selected_points(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
     return _merges(selected_cells(recipe, zero_point), recipe.seeds[:1], recipe.conventions)
 
 
-def _controls(recipe: Recipe) -> tuple[PointSpec, ...]:
+def control_seeds(recipe: Recipe, pair: Pair) -> tuple[int, ...]:
+    """Return the seeds of the gaussian control: the recipe's ``control_seeds``.
+
+    ``auto`` takes ``seeds``, and on any pair but the bench fills them up to ``NUM_CONTROL_SEEDS`` with the smallest
+    others: one draw does not tell what noise of this size does.
+    """
+    if not isinstance(recipe.control_seeds, str):
+        return recipe.control_seeds
+    missing = 0 if pair.is_bench else max(0, NUM_CONTROL_SEEDS - len(recipe.seeds))
+    others = (seed for seed in itertools.count() if seed not in recipe.seeds)
+    return recipe.seeds + tuple(itertools.islice(others, missing))
+
+
+def _controls(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
     points: list[PointSpec] = []
     for control in recipe.controls:
         if control == "endpoints":
@@ -95,7 +113,7 @@ def _controls(recipe: Recipe) -> tuple[PointSpec, ...]:
                     zero_point="base",
                     inputs=("base", "vlm"),
                 )
-                for seed in recipe.seeds
+                for seed in control_seeds(recipe, pair)
             ]
     return tuple(points)
 

@@ -40,6 +40,7 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "recipe.merges.sweep": "identity",
     "recipe.seeds": "identity",
     "recipe.controls": "identity",
+    "recipe.control_seeds": "identity",
     "recipe.output_dtype": "identity",
     "recipe.keep_weights": "runtime",
     "recipe.sink": "stage",

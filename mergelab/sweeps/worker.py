@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mergelab import records
+from mergelab.engine.deltas import UnscaledDeltas
 from mergelab.engine.export import Export, export_vlm
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.stream import stream
@@ -45,6 +46,7 @@ class Worker:
         self.folder = folder
         self.report = report
         self.inputs = Inputs(prepared.models.checkpoints, device=prepared.device, keep=True)
+        self.deltas = UnscaledDeltas()
         self._tower: LiveModel | None = None
 
     def due(self, point: Point) -> list[str]:
@@ -160,6 +162,7 @@ class Worker:
             self.inputs,
             target,
             lambda done, total: self.report(point, "weights", done / max(1, total)),
+            self.deltas,
         )
         seconds = time.perf_counter() - started
         weights = hash_live(live.tensors())
@@ -185,7 +188,7 @@ class Worker:
         """Write the point as a vlm checkpoint beside its records; the folder appears whole or not at all."""
         prepared = self.prepared
         assert point.operation is not None
-        export = Export(prepared.jobs, point.operation, self.inputs, prepared.models.pairing)
+        export = Export(prepared.jobs, point.operation, self.inputs, prepared.models.pairing, self.deltas)
         manifest = {"format": 1, "point_id": point.point_id, "fingerprints": prepared.fingerprints}
         self._weights_folder(point).parent.mkdir(parents=True, exist_ok=True)
         export_vlm(export, self._weights_folder(point), manifest, prepared.recipe.output_dtype)

@@ -10,7 +10,7 @@ from mergelab.config.guards import _factors, _outcome
 from mergelab.engine.by_mergekit import merge_by_mergekit
 from merges.block import Block
 from merges.mergekit_methods import ByMergekit
-from merges.methods import METHODS
+from merges.methods import merge
 from tests.merges.inputs import normal
 
 MODELS = {role: normal((12, 8), position) for position, role in enumerate(("ancestor", "base", "vlm"))}
@@ -29,7 +29,7 @@ def merged(cell: Cell, seed: int = 0) -> torch.Tensor:
     models = [MODELS[role] for role in cell.vectors]
     if isinstance(cell.parameters, ByMergekit):
         return merge_by_mergekit(zero, models, cell.parameters, block)
-    return METHODS[cell.method](zero, models, cell.parameters, block)
+    return merge(zero, models, cell.parameters, block)
 
 
 def cells_of(tmp_path: Any, text: str) -> tuple[Cell, ...]:
@@ -100,6 +100,8 @@ def test_equal_points_are_told_and_are_equal(tmp_path: Any, text: str, words: st
         "method: mergekit:ties\nparameters: {normalize: false}\nsweep: {weight: [1, 2]}\n",
         "method: tsv\nsweep: {weights: [{base: 1, vlm: 2}, {base: 2, vlm: 4}]}\n",
         "method: ties\nsweep: {density: [0.5, 1.0]}\n",
+        "method: task_arithmetic\nparameters: {lambda: 0.5}\nsweep: {exclude: [[], [mlp]]}\n",
+        "method: tsv\nparameters: {lambda: 0}\nsweep: {exclude: [[], [mlp]]}\n",
         "method: mergekit:breadcrumbs\nparameters: {weight: 1, density: 0.5}\nsweep: {gamma: [0.05, 0.2]}\n",
         "merges: [{method: ties, parameters: {density: 1.0}}, {method: task_arithmetic}]\n",
     ],
@@ -150,6 +152,10 @@ def test_point_that_is_a_parent_is_told(tmp_path: Any, text: str, line: str, rol
     assert said(tmp_path, text) == [line]
     (cell,) = [cell for cell in cells_of(tmp_path, text) if _factors(cell) == {role: 1.0}]
     torch.testing.assert_close(merged(cell), MODELS[role], rtol=1e-6, atol=1e-6)
+
+
+def test_zero_lambda_that_excludes_some_tensors_is_no_parent(tmp_path: Any) -> None:
+    assert said(tmp_path, "method: task_arithmetic\nparameters: {lambda: 0, exclude: [mlp]}\n") == []
 
 
 def test_weights_that_are_not_divided_by_their_sum_are_no_parent(tmp_path: Any) -> None:

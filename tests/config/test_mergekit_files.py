@@ -17,7 +17,7 @@ from mergelab.errors import RecipeError
 from merges.block import Block
 from merges.dare import dare_mask
 from merges.mergekit_methods import MERGEKIT, ByMergekit
-from merges.methods import METHODS
+from merges.methods import merge
 from tests.merges.inputs import normal
 from tests.merges.test_mergekit_methods import merge_methods, wanted
 
@@ -53,7 +53,7 @@ def merged(cell: Cell) -> torch.Tensor:
     models = [MODELS[role] for role in cell.vectors]
     if isinstance(cell.parameters, ByMergekit):
         return merge_by_mergekit(zero, models, cell.parameters, block)
-    return METHODS[cell.method](zero, models, cell.parameters, block)
+    return merge(zero, models, cell.parameters, block)
 
 
 def by_mergekit(text: str) -> torch.Tensor:
@@ -138,6 +138,7 @@ def test_trimming_differs_at_equal_magnitudes_alone(tmp_path: Path, name: str) -
             "divides by the weights of the agreeing vectors",
         ),
         ("method: dare_linear\nparameters: {drop_rate: 0.5, lambda: 1}\n", "back to its L1 norm"),
+        ("method: task_arithmetic\nparameters: {lambda: 1, exclude: [mlp]}\n", "leaves mlp as the vlm's"),
         ("method: dare_ties\nparameters: {drop_rate: 0.5, lambda: 1, rescale: none}\n", "one global stream"),
     ],
 )

@@ -18,13 +18,13 @@ def said(prefix, method, values, vectors=("base", "vlm"), conventions="paper"):
 
 GOOD = "name: a\npair: bench\nmethod: ties\n"
 
-KNOWN = "dare_linear, dare_ties, linear, task_arithmetic, ties, tsv"
+KNOWN = "dare_linear, dare_ties, iso_c, linear, slerp, star, task_arithmetic, ties, tsv"
 
 BAD = {
     "top-level-parameters": (
         GOOD + "lambda: 0.5\ndensity: 0.2\nnormalize: true\n",
         [
-            "lambda: a parameter (of dare_linear, dare_ties, task_arithmetic, ties, tsv); write "
+            "lambda: a parameter (of dare_linear, dare_ties, iso_c, star, task_arithmetic, ties, tsv); write "
             "parameters: {lambda: 0.5}",
             "density: a parameter (of ties); write parameters: {density: 0.2}",
             "normalize: a parameter (of linear); write parameters: {normalize: true}",
@@ -86,8 +86,12 @@ BAD = {
         ],
     ),
     "twice": (
-        GOOD + "seeds: [1, 0, 1]\nevals: {tasks: [a, b, a]}\n",
-        ["seeds: 1 given twice; keep one", "evals.tasks: a given twice; keep one"],
+        GOOD + "seeds: [1, 0, 1]\ncontrol_seeds: [2, 2]\nevals: {tasks: [a, b, a]}\n",
+        [
+            "seeds: 1 given twice; keep one",
+            "control_seeds: 2 given twice; keep one",
+            "evals.tasks: a given twice; keep one",
+        ],
     ),
     "infinite": (
         GOOD + "claims: {margin: .nan, alpha: 0.6}\n",
@@ -142,7 +146,7 @@ BAD = {
         "  - method: linear\n    parameters: {weights: {base: 0.5, vlm: 0.6}}\n    lambda: 2\n  "
         "- method: lineal\n",
         [
-            "merges.1.lambda: a parameter (of dare_linear, dare_ties, task_arithmetic, ties, tsv); "
+            "merges.1.lambda: a parameter (of dare_linear, dare_ties, iso_c, star, task_arithmetic, ties, tsv); "
             "write parameters: {lambda: 2}",
             f'merges.2.method: "lineal" is not a merge method (did you mean `linear`?); known are {KNOWN}',
             *said("merges.0.parameters.", "ties", {"densty": 0.2}),
@@ -156,9 +160,9 @@ BAD = {
         ],
     ),
     "conventions": (
-        GOOD + "conventions: official\n",
+        "name: a\npair: bench\nconventions: official\nmethod: slerp\n",
         [
-            *said("", "ties", {}, conventions="official"),
+            *said("", "slerp", {}, conventions="official"),
         ],
     ),
     "no-ancestor": (
@@ -347,7 +351,7 @@ def test_invalid_pair_is_part_of_the_one_message(tmp_path):
         (
             "tis",
             "recipe tis: neither a file nor a shipped recipe (did you mean `ties`?). "
-            "Shipped are dare, linear, mergekit, task_arithmetic, ties, tsv.",
+            "Shipped are dare, iso_c, linear, mergekit, slerp, star, task_arithmetic, ties, tsv.",
         ),
         (
             "/nowhere/ties.yaml",

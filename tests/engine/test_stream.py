@@ -21,16 +21,29 @@ from mergelab.errors import PairingError
 from mergelab.towers.pairing import pair_checkpoints
 from tests.builders import IMAGE_TOKEN, WORDS, tiny_llama, tiny_llava
 
-METHODS = [
+OFFICIAL = {
+    "density": 0.3,
+    "trim_scope": "model",
+    "kept_count": "threshold",
+    "zero_sum": "majority",
+    "divisor": "count",
+}
+
+METHODS: list[tuple[str, dict[str, object]]] = [
     ("task_arithmetic", {"lambda": 0.7}),
     ("linear", {"weights": {"base": 0.25, "vlm": 0.75}}),
     ("ties", {"density": 0.3, "lambda": 0.8}),
     ("dare_linear", {"drop_rate": 0.5, "lambda": 0.5}),
     ("dare_ties", {"drop_rate": 0.5, "lambda": 0.5}),
     ("tsv", {"lambda": 1.0}),
+    ("star", {"lambda": 0.5}),
+    ("iso_c", {"lambda": 0.5, "svd_scope": "matrices"}),
+    ("slerp", {"t": 0.3}),
+    ("ties", OFFICIAL),
+    ("dare_ties", {"drop_rate": 0.5, "zero_sum": "majority"}),
     ("gaussian", {"scale": 1.0}),
 ]
-IDS = [name for name, _ in METHODS]
+IDS = [f"{place}-{name}" for place, (name, _) in enumerate(METHODS)]
 
 
 def copy_of(role: str) -> Operation:

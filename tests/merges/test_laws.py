@@ -16,7 +16,8 @@ from tests.merges.inputs import REPEATABLE, TWO, block, merge, normal, same_bits
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SHAPES = st.sampled_from([(0,), (1,), (2,), (3,), (), (0, 8), (1, 1), (4, 4), (3, 5), (2, 3, 4)])
 NUMBERS = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 2.0**-24, -3.75, 100.0])
-VECTOR_METHODS = [name for name in PARAMETERS if name != "linear"]
+MODEL_METHODS = ("linear", "slerp")
+VECTOR_METHODS = [name for name in PARAMETERS if name not in MODEL_METHODS]
 SCALED_METHODS = [name for name in VECTOR_METHODS if name != "gaussian"]
 
 
@@ -56,7 +57,7 @@ def test_result_is_float32_of_the_same_shape_and_inputs_are_untouched(method: st
 @given(inputs=tensors(1), num_models=st.integers(1, 2))
 @REPEATABLE
 def test_no_change_returns_the_zero_point_bit_for_bit(method: str, inputs: list[Tensor], num_models: int) -> None:
-    if num_models == 1 and method in ("tsv", "linear"):
+    if num_models == 1 and method in ("tsv", *MODEL_METHODS):
         return
     zero = inputs[0]
     assert same_bits(merge(method, zero, [zero] * num_models, **defaults(method)), zero.float())
@@ -89,7 +90,7 @@ def test_one_whole_vector_returns_the_model_bit_for_bit(
     assert same_bits(merge(method, inputs[0], inputs[1:], **identity), inputs[1].float())
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("ties", "tsv", "gaussian")])
+@pytest.mark.parametrize("method", [name for name in METHODS if PARAMETERS[name].scope != "tensor" and name != "ties"])
 @given(inputs=tensors(3), cut=st.floats(0, 1))
 @REPEATABLE
 def test_any_slicing_gives_the_same_entries(method: str, inputs: list[Tensor], cut: float) -> None:
@@ -150,7 +151,7 @@ def test_views_and_layouts_do_not_matter(method: str) -> None:
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("method", METHODS)
 def test_nan_and_infinity_are_refused_and_named(method: str, place: int, bad: float) -> None:
-    if method == "linear" and place == 0:
+    if method in MODEL_METHODS and place == 0:
         return
     inputs = [torch.ones(2, 3) for _ in range(3)]
     inputs[place][1, 2] = bad
@@ -173,7 +174,7 @@ def test_tensors_that_do_not_fit_are_refused(method: str) -> None:
     parameters = build(method, {"normalize": True} if method == "linear" else {}, TWO)
     with pytest.raises(ValueError, match="found 1"):
         METHODS[method](torch.ones(2), [torch.ones(2)], parameters, block(TWO))
-    if method != "linear":
+    if method not in MODEL_METHODS:
         with pytest.raises(ValueError, match="a zero point is needed"):
             METHODS[method](None, [torch.ones(2)] * 2, parameters, block(TWO))
 

@@ -68,6 +68,24 @@ def test_ties_zero_sum_with_conventions_of_mergekit() -> None:
     assert merge("ties", zero, models, "mergekit").tolist() == expected.tolist() == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("t", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("noise", [10.0, 0.5, 1e-3])
+def test_slerp(t: float, noise: float) -> None:
+    first, other, _ = inputs()
+    models = [first, first + noise * other]
+    expected = by_mergekit("slerp", models, t=t)
+    actual = merge("slerp", first, models, "mergekit", t=t)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_slerp_of_one_dimension_and_opposite_models() -> None:
+    for one, two in (([3.0, 0.0, 4.0], [0.0, 2.0, 0.0]), ([1.0, 2.0], [-1.0, -2.0])):
+        models = [torch.tensor(one), torch.tensor(two)]
+        torch.testing.assert_close(
+            merge("slerp", models[0], models, "mergekit", t=0.3), by_mergekit("slerp", models, t=0.3)
+        )
+
+
 @pytest.mark.parametrize("method", ["dare_linear", "dare_ties"])
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [-0.4, 1.7]])
 def test_dare_with_conventions_of_mergekit_on_the_same_masks(

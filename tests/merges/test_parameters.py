@@ -44,7 +44,7 @@ def test_the_check_for_torch_can_fail() -> None:
 def test_each_method_has_its_facts(method: str) -> None:
     kind = PARAMETERS[method]
     assert kind.method == method
-    assert kind.inputs == ("models" if method == "linear" else "task_vectors")
+    assert kind.inputs == ("models" if method in ("linear", "slerp") else "task_vectors")
     assert kind.draws == (method in ("dare_linear", "dare_ties", "gaussian"))
     assert kind.title and kind.source
     assert [info.name for info in describe(method)] == list(
@@ -61,8 +61,12 @@ def test_scope_says_what_may_be_sliced() -> None:
         "dare_linear": "entry",
         "dare_ties": "entry",
         "tsv": "tensor",
+        "star": "tensor",
+        "iso_c": "tensor",
+        "slerp": "tensor",
         "gaussian": "tensor",
     }
+    assert build("ties", {}, TWO, "official").scope == "entry"
     assert build("dare_linear", {"rescale": "l1"}, TWO).scope == "tensor"
     assert build("dare_ties", {"rescale": "l1"}, TWO).scope == "tensor"
 
@@ -77,12 +81,14 @@ def test_defaults_are_those_of_the_papers() -> None:
         "elect": "raw",
         "zero_sum": "nothing",
         "divisor": "weights",
+        "exclude": [],
     }
     assert canonical(build("dare_linear", {}, ("vlm",))) == {
         "drop_rate": 0.9,
         "weights": {"vlm": 1.0},
         "lambda": 1.0,
         "rescale": "inverse",
+        "exclude": [],
     }
 
 
@@ -104,7 +110,8 @@ def test_all_problems_are_listed_at_once() -> None:
             "density": 0,
             "elect": "sum",
             "weights": {"base": 1, "ancestor": 1},
-            "trim_scope": "model",
+            "trim_scope": "models",
+            "exclude": ["embeddings", "head"],
         },
         conventions="oficial",
     )
@@ -115,8 +122,9 @@ def test_all_problems_are_listed_at_once() -> None:
     assert "elect: expected raw | weighted | count, found the text 'sum'" in text
     assert "weights: there is no vector of ancestor, only of base, vlm" in text
     assert "weights: no weight for vlm" in text
-    assert "trim_scope: model is not available" in text
-    assert len(found) == 7
+    assert "trim_scope: expected tensor | model, found the text 'models'" in text
+    assert "exclude: expected a list of embedding, head" in text and "found the text 'embeddings'" in text
+    assert len(found) == 8
 
 
 @pytest.mark.parametrize("density", [0, -0.1, 1.0000001, math.nan, math.inf, True, "0.2", None, [0.2]])
@@ -199,6 +207,7 @@ def test_conventions_flip_the_defaults_and_can_be_overridden() -> None:
         "elect": "weighted",
         "zero_sum": "plus",
         "divisor": "weights",
+        "exclude": [],
     }
     assert build("ties", {"elect": "raw"}, TWO, "mergekit").elect == "raw"  # type: ignore[union-attr]
     assert build("dare_ties", {}, TWO, "mergekit").rescale == "l1"  # type: ignore[union-attr]
@@ -206,8 +215,8 @@ def test_conventions_flip_the_defaults_and_can_be_overridden() -> None:
 
 
 def test_conventions_refuse_what_they_do_not_define() -> None:
-    (problem,) = problems("ties", {}, conventions="official")
-    assert "official is not available" in problem and "whole model" in problem
+    (problem,) = problems("slerp", {}, conventions="official")
+    assert "official has no method slerp" in problem
     (problem,) = problems("tsv", {}, conventions="mergekit")
     assert "mergekit has no method tsv" in problem
     (problem,) = problems("ties", {}, conventions="peft")
@@ -217,5 +226,45 @@ def test_conventions_refuse_what_they_do_not_define() -> None:
 @pytest.mark.parametrize("method", PARAMETERS)
 def test_describe_names_a_range_and_a_meaning(method: str) -> None:
     for info in describe(method):
-        assert info.bounds and info.meaning and info.type in ("number", "word", "flag", "weights")
+        assert info.bounds and info.meaning and info.type in ("number", "word", "words", "flag", "weights")
     assert "lambda_" not in [info.name for info in describe(method)]
+
+
+def test_conventions_official_are_those_of_the_authors_code() -> None:
+    found = canonical(build("ties", {}, TWO, "official"))
+    assert (found["density"], found["lambda"]) == (0.2, 1.0)
+    assert (found["trim_scope"], found["kept_count"]) == ("model", "threshold")
+    assert (found["elect"], found["zero_sum"], found["divisor"]) == ("raw", "majority", "count")
+    for method in ("tsv", "star", "iso_c"):
+        assert canonical(build(method, {}, TWO, "official"))["svd_scope"] == "matrices"
+        assert canonical(build(method, {}, TWO))["svd_scope"] == "linear"
+
+
+def test_the_model_scope_counts_by_threshold_alone() -> None:
+    (problem,) = problems("ties", {"trim_scope": "model"})
+    assert problem.startswith("kept_count:") and "write kept_count: threshold" in problem
+
+
+@pytest.mark.parametrize("value", ["embedding", ["embedding", "embedding"], ["vision"], [1], None, {}])
+def test_exclude_is_a_list_of_different_kinds(value: object) -> None:
+    (problem,) = problems("task_arithmetic", {"exclude": value})
+    assert problem.startswith("exclude:")
+
+
+def test_exclude_is_the_same_in_any_order() -> None:
+    one, other = (build("tsv", {"exclude": kinds}, TWO) for kinds in (["head", "norm"], ("norm", "head")))
+    assert one == other
+    assert json.dumps(canonical(one)) == json.dumps(canonical(other))
+
+
+def test_slerp_needs_two_models() -> None:
+    (problem,) = problems("slerp", {}, ("vlm",))
+    assert "from one model to another" in problem
+    (problem,) = problems("slerp", {"t": 1.1})
+    assert problem == "t: expected in [0, 1], found 1.1"
+
+
+@pytest.mark.parametrize("eta", [0, -1, 100.5])
+def test_eta_is_a_percentage(eta: float) -> None:
+    (problem,) = problems("star", {"eta": eta})
+    assert problem == f"eta: expected in (0, 100], found {eta}"

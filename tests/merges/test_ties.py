@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from merges.parameters import Ties
 from merges.ties import ties
+from merges.trim import reaches, trim_counts, trim_mask
 from tests.merges.inputs import ONE, REPEATABLE, block, merge, normal, same_bits
 from tests.oracles import merging as oracle
 
@@ -63,8 +64,22 @@ def test_f3_tensor_scope_keeps_some_of_every_tensor() -> None:
     small = torch.full((4,), 1e-6)
     kept = [int(merge("ties", torch.zeros_like(t), [t], density=0.2).count_nonzero()) for t in (large, small)]
     assert kept == [12, 1]
-    with pytest.raises(ValueError, match="trim_scope: model is not available"):
-        Ties(trim_scope="model")
+
+
+def test_a_model_scope_without_a_survey_is_refused() -> None:
+    parameters = Ties(trim_scope="model", kept_count="threshold")
+    with pytest.raises(ValueError, match="found no threshold for vlm"):
+        ties(torch.zeros(3), [torch.ones(3)], parameters, block(ONE))
+    with pytest.raises(ValueError, match="zero_sum majority needs a survey"):
+        merge("ties", torch.zeros(1), [torch.ones(1), -torch.ones(1)], zero_sum="majority")
+
+
+def test_by_threshold_one_more_is_asked_for_and_ties_are_kept() -> None:
+    delta = torch.tensor([3.0, -1.0, 1.0, 2.0, 1.0, 0.5, 0.0, 0.0, 0.0, 0.0])
+    assert int(trim_mask(delta, 0.2, "threshold").sum()) == 5, "floor(2) + 1 = 3, and two share the third"
+    assert int(trim_mask(delta, 0.2).sum()) == 2
+    assert trim_counts(delta, 0.2, "threshold") == (3, 5)
+    assert trim_counts(delta, 1.0, "threshold") == (10, 6), "zeros are never kept"
 
 
 def test_f10_one_vector_keeps_the_bits_of_the_model_where_it_keeps_entries() -> None:
@@ -130,3 +145,11 @@ def test_ties_needs_no_second_vector_to_match_task_arithmetic() -> None:
         merge("ties", zero, [model], density=1, lambda_=0.3),
         merge("task_arithmetic", zero, [model], lambda_=0.3),
     )
+
+
+def test_zeros_reach_no_threshold() -> None:
+    delta = torch.tensor([0.0, -0.0, 1e-45, -3.0])
+    assert reaches(delta, 0).tolist() == [False, False, True, True]
+    threshold = int(torch.tensor(3.0).view(torch.int32))
+    assert reaches(delta, threshold).tolist() == [False, False, False, True]
+    assert reaches(delta, threshold + 1).sum() == 0

@@ -47,7 +47,7 @@ def test_the_plain_floor_loses_an_entry() -> None:
 @REPEATABLE
 def test_count_is_the_floor_of_the_written_decimal(num_entries: int, thousandths: int) -> None:
     exact = math.floor(Fraction(thousandths, 1000) * num_entries)
-    assert kept_count(num_entries, thousandths / 1000, at_least_one=False) == exact
+    assert kept_count(num_entries, thousandths / 1000, "floor") == exact
 
 
 @pytest.mark.parametrize("density", [0.0, -0.5, 1.0000001, math.nan])
@@ -99,7 +99,7 @@ def test_f4_tiny_tensors_keep_one_entry(shape: tuple[int, ...]) -> None:
     mask = trim_mask(torch.ones(shape), 0.1)
     assert mask.shape == shape
     assert int(mask.sum()) == min(1, mask.numel())
-    assert int(trim_mask(torch.ones(shape), 0.1, at_least_one=False).sum()) == 0
+    assert int(trim_mask(torch.ones(shape), 0.1, "floor").sum()) == 0
 
 
 def test_layout_does_not_matter() -> None:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from merges.parameters import Tsv
-from merges.tsv import leading_triplets, merge_matrices, polar_factor, tsv
+from merges.spectra import leading_triplets, lower_gram
+from merges.tsv import inverse_root, merge_matrices, polar_factor, tsv
 from tests.merges.inputs import ONE, block, merge, normal, same_bits
 from tests.oracles.tsv import polar, tsv_m
 
@@ -91,6 +92,30 @@ def test_leading_triplets_of_a_steep_spectrum_are_orthonormal() -> None:
     found = leading_triplets(left * values @ right, 12)
     torch.testing.assert_close(found.left.T @ found.left, torch.eye(12).double(), rtol=0, atol=1e-6)
     torch.testing.assert_close(found.values, values[:12], rtol=1e-3, atol=1e-16)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (300, 64), (310, 257), (70, 300)])
+def test_lower_gram_has_the_lower_triangle(shape: tuple[int, int]) -> None:
+    matrix = normal(shape, 0).double()
+    torch.testing.assert_close(lower_gram(matrix).tril(), (matrix.T @ matrix).tril())
+
+
+@pytest.mark.parametrize("shape", [(150, 210), (210, 150)])
+def test_matrices_of_several_strips_match_the_textbook(shape: tuple[int, int]) -> None:
+    one = normal(shape, 0)
+    two = one + 0.5 * normal(shape, 1)
+    expected = torch.from_numpy(tsv_m([one.double().numpy(), two.double().numpy()]))
+    torch.testing.assert_close(merge_matrices([one.double(), two.double()]), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3])
+def test_inverse_root_of_the_gram_matrix(num_blocks: int) -> None:
+    blocks = [torch.linalg.qr(normal((30, 6), seed).double())[0] for seed in range(num_blocks)]
+    joined = torch.cat(blocks, dim=1)
+    root = inverse_root(blocks)
+    assert root is not None
+    torch.testing.assert_close(root @ (joined.T @ joined) @ root, torch.eye(6 * num_blocks).double())
+    assert inverse_root([*blocks, blocks[0]]) is None, "columns that coincide have no inverse root"
 
 
 def test_null_directions_take_no_part() -> None:

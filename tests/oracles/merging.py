@@ -100,3 +100,32 @@ def normal_pair(bits: int) -> tuple[float, float]:
     u, v = ((bits >> 32) + 0.5) / 2**32, (bits & 0xFFFFFFFF) / 2**32
     radius = math.sqrt(-2 * math.log(u))
     return radius * math.cos(2 * math.pi * v), radius * math.sin(2 * math.pi * v)
+
+
+def slerp(first: Vector, second: Vector, t: float) -> list[float]:
+    norms = [math.sqrt(math.fsum(x * x for x in vector)) for vector in (first, second)]
+    angle = math.acos(math.fsum(x * y for x, y in zip(first, second, strict=True)) / norms[0] / norms[1])
+    near, far = math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)
+    return [near * x + far * y for x, y in zip(first, second, strict=True)]
+
+
+def official_trim(delta: Vector, density: Fraction) -> list[float]:
+    """Keep what reaches the (floor(density n) + 1)-th magnitude of the flat vector, zeros never."""
+    rank = min(len(delta), math.floor(density * len(delta)) + 1)
+    threshold = sorted((abs(value) for value in delta), reverse=True)[rank - 1]
+    return [value if abs(value) >= threshold else 0.0 for value in delta]
+
+
+def official_ties(
+    zero: Vector, models: Sequence[Vector], weights: Vector, scale: float, density: Fraction
+) -> list[float]:
+    """TIES of its authors' code on the flat vector of a whole model: raw election, majority sign, division by count."""
+    trimmed = [official_trim(subtract(model, zero), density) for model in models]
+    elected = [sign(math.fsum(entries)) for entries in zip(*trimmed, strict=True)]
+    majority = sign(sum(elected))
+    merged = []
+    for entries, own in zip(zip(*trimmed, strict=True), elected, strict=True):
+        chosen = own or majority
+        agreeing = [(w, t) for w, t in zip(weights, entries, strict=True) if chosen and sign(t) == chosen]
+        merged.append(math.fsum(w * t for w, t in agreeing) / len(agreeing) if agreeing else 0.0)
+    return add(zero, merged, scale)

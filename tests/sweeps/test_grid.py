@@ -60,6 +60,24 @@ def test_controls_are_copies_of_both_parents_and_noise_on_base_per_seed():
     ]
 
 
+@pytest.mark.parametrize(
+    ("pair", "written", "expected"),
+    [
+        (BENCH, {}, (0,)),
+        (TWO, {}, (0, 1, 2)),
+        (TWO, {"seeds": (1,)}, (1, 0, 2)),
+        (TWO, {"seeds": (9, 8, 7, 6)}, (9, 8, 7, 6)),
+        (TWO, {"control_seeds": (5,)}, (5,)),
+        (BENCH, {"control_seeds": (3, 4)}, (3, 4)),
+    ],
+)
+def test_noise_is_drawn_three_times_on_a_real_pair(pair, written, expected):
+    made = recipe(method="dare_linear", controls=("gaussian",), **written)
+    points = expand(made, pair)
+    assert tuple(point.seed for point in points if point.role == "control") == expected
+    assert tuple(point.seed for point in merges(points)) == made.seeds
+
+
 def test_only_methods_that_draw_are_repeated_per_seed():
     several = recipe(
         merges=(Merge(method="ties"), Merge(method="dare_linear"), Merge(method="dare_ties")), seeds=(4, 2)
@@ -81,7 +99,7 @@ def test_zero_point_defaults_to_the_ancestor_if_there_is_one(pair, written, expe
     assert zero_point_of(recipe(method="ties", zero_point=written), pair) == expected
 
 
-@pytest.mark.parametrize("name", ("dare", "linear", "task_arithmetic", "ties", "tsv"))
+@pytest.mark.parametrize("name", ("dare", "iso_c", "linear", "slerp", "star", "task_arithmetic", "ties", "tsv"))
 def test_canonical_parameters_build_the_same_parameters_again(name):
     experiment = load_experiment(name)
     for point in merges(expand(experiment.recipe, experiment.pair)):

@@ -147,7 +147,7 @@ def test_missing_fingerprint_is_not_passed_over():
         point_id(POINT, {"base": "b", "vlm": "c"}, "auto")
 
 
-@pytest.mark.parametrize("name", ("dare", "linear", "task_arithmetic", "ties", "tsv"))
+@pytest.mark.parametrize("name", ("dare", "iso_c", "linear", "slerp", "star", "task_arithmetic", "ties", "tsv"))
 def test_points_of_a_run_have_distinct_ids(name):
     experiment = load_experiment(name, {"seeds": [0, 1]})
     points = expand(experiment.recipe, experiment.pair)

@@ -51,7 +51,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = root / "recipe.yaml"
     recipe.write_text(
-        "name: tiny\npair: bench\nmerges:\n"
+        "name: tiny\npair: bench\ncontrol_seeds: [0]\nmerges:\n"
         "  - {method: task_arithmetic, sweep: {lambda: [0.0, 0.5]}}\n"
         "  - {method: dare_linear, parameters: {drop_rate: 0.5}}\n"
         f"evals: {{tasks: [ifeval], data: {{ifeval: {data}}}, max_gen_toks: {{ifeval: 6}}, batch_size: 2}}\n"
