@@ -125,11 +125,12 @@ class Recipe(Document):
     seeds: Annotated[tuple[Seed, ...], Field(strict=False, min_length=1)] = (0,)
     """Seeds, 0 or above: one point per seed for methods that draw, ignored by the others."""
 
-    controls: Annotated[tuple[Literal["endpoints", "gaussian"], ...], Field(strict=False)] = (
+    controls: Annotated[tuple[Literal["endpoints", "gaussian", "gaussian_per_merge"], ...], Field(strict=False)] = (
         "endpoints",
         "gaussian",
     )
-    """Control points: base and vlm sent through the stream as copies; base plus noise of the tower's size."""
+    """Control points: ``endpoints``, base and vlm sent through the stream as copies; ``gaussian``, base plus noise as
+    large as the tower's change; ``gaussian_per_merge``, the same for every merge, as large as its change of base."""
 
     control_seeds: Literal["auto"] | Annotated[tuple[Seed, ...], Field(strict=False, min_length=1)] = "auto"
     """Seeds of the gaussian control, 0 or above; auto is ``seeds``, filled up to three on any pair but the bench."""

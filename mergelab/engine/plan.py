@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from mergelab.checkpoints.headers import Checkpoint
 from mergelab.engine.by_mergekit import check_installed
@@ -19,6 +20,9 @@ BLOCK_ENTRIES = 1 << 22
 
 COPY = "copy"
 """The method of the endpoint controls: one parent sent through the stream as it is."""
+
+MATCHED = "matched"
+"""Key under which a gaussian control names the merge that it is as large as."""
 
 OUTPUT_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -36,12 +40,15 @@ class Operation:
     zero: str | None = None
     parameters: Parameters | None = None
     seed: int = 0
+    matched: Operation | None = None
+    """Of the gaussian control: the merge whose change of base gives the noise its size; None for that of the vlm."""
 
     @property
     def roles(self) -> tuple[str, ...]:
         """All models whose tensors are read."""
         zero = (self.zero,) if self.zero is not None else ()
-        return tuple(dict.fromkeys((*zero, *self.vectors)))
+        matched = self.matched.roles if self.matched is not None else ()
+        return tuple(dict.fromkeys((*zero, *self.vectors, *matched)))
 
     @property
     def whole_tensors(self) -> bool:
@@ -75,7 +82,8 @@ def operation(
 
     Args:
         method: A name of ``merges.methods.METHODS``, ``mergekit:NAME``, or ``copy`` with ``{"of": role}``.
-        values: Parameters by their YAML names; absent ones take the default of the conventions.
+        values: Parameters by their YAML names; absent ones take the default of the conventions. ``gaussian`` may have
+            ``matched``: a point (method, parameters, zero_point, conventions, seed).
         zero_point: ``ancestor`` or ``base``; None for copies and averages. From ancestor there are two task
             vectors, base and vlm, from base the vlm's alone.
         conventions: A preset of ``merges.parameters``.
@@ -87,6 +95,17 @@ def operation(
     """
     if method == COPY:
         return Operation(method=COPY, vectors=(str(values["of"]),))
+    if MATCHED in values:
+        noise = {key: value for key, value in values.items() if key != MATCHED}
+        point = cast("Mapping[str, Any]", values[MATCHED])
+        merge = operation(
+            point["method"],
+            point["parameters"],
+            point["zero_point"],
+            conventions=point["conventions"],
+            seed=point["seed"] or 0,
+        )
+        return replace(operation(method, noise, zero_point, seed=seed), matched=merge)
     if is_mergekit(method):
         check_installed()
     vectors, zero = inputs_of(method, zero_point)

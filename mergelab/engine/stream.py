@@ -59,14 +59,15 @@ def stream(
         PairingError: An input is not finite or not floating point, or the result leaves the range of the output
             dtype; the message names the tensor.
     """
-    surveyor = Surveyor(operation.parameters, operation.vectors) if operation.parameters is not None else None
+    surveyed = operation.matched or operation
+    surveyor = Surveyor(surveyed.parameters, surveyed.vectors) if surveyed.parameters is not None else None
     total = sum(job.num_entries for job in jobs) * (1 + (surveyor.num_passes if surveyor else 0))
     done = 0
     for _ in range(surveyor.num_passes if surveyor else 0):
         assert surveyor is not None
         for job in jobs:
             for piece in _pieces(job, whole=operation.whole_tensors):
-                _survey_piece(job, piece, operation, inputs, surveyor)
+                _survey_piece(job, piece, surveyed, inputs, surveyor)
                 done += piece.stop - piece.start
                 if progress is not None:
                     progress(done, total)
@@ -178,6 +179,9 @@ def _apply(
     assert operation.parameters is not None
     zero = models[operation.zero] if operation.zero is not None else None
     vectors = [models[role] for role in operation.vectors]
+    if operation.matched is not None:
+        inner = block_of(job, operation.matched, block.start, block.survey)
+        vectors = [_apply(job, models, operation.matched, inner, deltas)]
     try:
         if isinstance(operation.parameters, ByMergekit):
             return merge_by_mergekit(zero, vectors, operation.parameters, block)

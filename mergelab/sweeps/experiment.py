@@ -51,6 +51,8 @@ class Point:
         parameters = self.spec.parameters
         if "of" in parameters:
             return f"{self.spec.method} of {parameters['of']}"
+        if "matched" in parameters:
+            return f"{self.spec.method} as large as {parameters['matched']['method']}"
         # Words are conventions and equal for all points; weights are worth a place when they differ.
         shown = {key: value for key, value in parameters.items() if type(value) in (int, float)}
         weights = parameters.get("weights") or parameters.get("weight")

@@ -48,9 +48,9 @@ class PointSpec:
 def expand(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
     """Return the points that ``mergelab run`` makes, in run order.
 
-    The parents (ancestor if the pair has one, base, vlm), the controls (``endpoints``: copies of base and of
-    vlm; ``gaussian``: one point per control seed), then every cell of the grid in the written order, once per seed
-    for methods that draw.
+    The parents (ancestor if the pair has one, base, vlm), the controls (``endpoints``: copies of base and of vlm;
+    ``gaussian``: one point per control seed; ``gaussian_per_merge``: that for every merge), then every cell of the
+    grid in the written order, once per seed for methods that draw.
 
     Args:
         recipe: From ``load_experiment``.
@@ -64,7 +64,8 @@ def expand(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
     if problems:
         raise RecipeError(problem_list(f"recipe {recipe.name} on pair {pair.name}:", problems))
     parents = tuple(PointSpec(role=role, inputs=(role,)) for role in pair.sources)
-    return parents + _controls(recipe, pair) + _merges(cells, recipe.seeds, recipe.conventions)
+    merges = _merges(cells, recipe.seeds, recipe.conventions)
+    return parents + _controls(recipe, pair, merges) + merges
 
 
 def selected_points(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
@@ -92,7 +93,7 @@ def control_seeds(recipe: Recipe, pair: Pair) -> tuple[int, ...]:
     return recipe.seeds + tuple(itertools.islice(others, missing))
 
 
-def _controls(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
+def _controls(recipe: Recipe, pair: Pair, merges: tuple[PointSpec, ...]) -> tuple[PointSpec, ...]:
     points: list[PointSpec] = []
     for control in recipe.controls:
         if control == "endpoints":
@@ -103,19 +104,31 @@ def _controls(recipe: Recipe, pair: Pair) -> tuple[PointSpec, ...]:
             ]
         else:
             # Noise is added to base whatever the zero point of the merges is (DESIGN: base + noise).
-            cell = control_cell(control)
-            points += [
-                PointSpec(
-                    role="control",
-                    method=cell.method,
-                    parameters=cell.canonical,
-                    seed=seed,
-                    zero_point="base",
-                    inputs=("base", "vlm"),
-                )
-                for seed in control_seeds(recipe, pair)
-            ]
+            cell = control_cell("gaussian")
+            for matched in (None,) if control == "gaussian" else merges:
+                points += [
+                    PointSpec(
+                        role="control",
+                        method=cell.method,
+                        parameters={**cell.canonical, **({"matched": _as_values(matched)} if matched else {})},
+                        seed=seed,
+                        zero_point="base",
+                        inputs=("base", "vlm") if matched is None else matched.inputs,
+                    )
+                    for seed in control_seeds(recipe, pair)
+                ]
     return tuple(points)
+
+
+def _as_values(spec: PointSpec) -> dict[str, Any]:
+    """Return what a matched control says of its merge."""
+    return {
+        "method": spec.method,
+        "parameters": dict(spec.parameters),
+        "zero_point": spec.zero_point,
+        "conventions": spec.conventions,
+        "seed": spec.seed,
+    }
 
 
 def _merges(cells: Iterable[Cell], seeds: tuple[int, ...], conventions: str) -> tuple[PointSpec, ...]:

@@ -145,6 +145,8 @@ def test_points_that_differ_are_not_called_equal(tmp_path: Any, text: str) -> No
             'no merge: mergekit:nearswap {"t": 0.0} is the zero point, base itself.',
             "base",
         ),
+        ("method: slerp\nsweep: {t: [0.0, 0.5]}\n", 'no merge: slerp {"t": 0.0} is base itself.', "base"),
+        ("method: slerp\nsweep: {t: [0.5, 1.0]}\n", 'no merge: slerp {"t": 1.0} is vlm itself.', "vlm"),
         ("method: mergekit:passthrough\n", "no merge: mergekit:passthrough {} is vlm itself.", "vlm"),
     ],
 )

@@ -280,3 +280,23 @@ def test_tower_that_bases_tokenizer_does_not_address_is_refused(tmp_path: Path, 
 def test_arithmetic_of_a_device_without_float64_is_on_the_cpu(trio: Trio) -> None:
     inputs = Inputs(trio.checkpoints, device="mps")
     assert inputs.float_entries("base", "model.norm.weight", 0, 4).device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("method", "zero_point"), [("task_arithmetic", "ancestor"), ("ties", "ancestor"), ("task_arithmetic", "base")]
+)
+def test_noise_matched_to_a_merge_is_as_large_as_its_change_of_base(trio: Trio, method: str, zero_point: str) -> None:
+    point = {"method": method, "parameters": {"lambda": 0.5}, "zero_point": zero_point}
+    point |= {"conventions": "official", "seed": None}
+    matched = operation("gaussian", {"scale": 1.0, "matched": point}, "base", seed=1)
+    own = operation("gaussian", {"scale": 1.0}, "base", seed=1)
+    noisy, by_tower = trio.merged(matched), trio.merged(own)
+    merge = trio.merged(operation(method, {"lambda": 0.5}, zero_point, conventions="official"))
+    base, kinds = trio.merged(copy_of("base")), {job.tensor.name: job.tensor.kind for job in trio.jobs}
+    for name, tensor in noisy.items():
+        if kinds[name] == "norm":
+            assert torch.equal(tensor, base[name])
+            continue
+        asked = float((merge[name] - base[name]).norm())
+        assert float((tensor - base[name]).norm()) == pytest.approx(asked, rel=1e-4), name
+        assert not torch.equal(tensor, by_tower[name])

@@ -3,8 +3,10 @@ import pytest
 from mergelab.config import Merge, Recipe, load_experiment, load_pair, pair_from_folders, zero_point_of
 from mergelab.errors import RecipeError
 from mergelab.sweeps.grid import PointSpec, expand, selected_points
+from mergelab.sweeps.identity import point_id
 from merges.parameters import build, canonical
 
+HALF = {"weights": {"base": 0.5, "vlm": 0.5}}
 BENCH = load_pair("bench")
 TWO = pair_from_folders("org/base", "org/vlm")
 
@@ -142,3 +144,15 @@ def test_parameters_may_leave_out_what_only_the_sweep_gives_until_the_point_is_a
 def test_recipe_that_does_not_fit_the_pair_is_refused():
     with pytest.raises(RecipeError, match="recipe a on pair vlm-on-base:\n  - method: with one task vector"):
         expand(recipe(method="tsv"), TWO)
+
+
+def test_noise_per_merge_names_its_merge_and_reads_what_it_reads():
+    written = {"merges": (Merge(method="ties", sweep={"lambda": (0.5, 1.0)}), Merge(method="linear", parameters=HALF))}
+    points = expand(recipe(controls=("gaussian_per_merge",), control_seeds=(3, 4), **written), BENCH)
+    controls = [point for point in points if point.role == "control"]
+    assert [(point.parameters["matched"]["method"], point.seed) for point in controls] == [
+        ("ties", 3), ("ties", 4), ("ties", 3), ("ties", 4), ("linear", 3), ("linear", 4),
+    ]  # fmt: skip
+    assert [point.inputs for point in controls[::2]] == [point.inputs for point in merges(points)]
+    prints = dict.fromkeys(("ancestor", "base", "vlm"), "f")
+    assert len({point_id(point, prints, "auto") for point in controls}) == len(controls)
