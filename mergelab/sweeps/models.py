@@ -62,4 +62,7 @@ def open_models(pair: Pair, say: Callable[[str], None] = lambda line: None, acce
     if problems:
         kind = type(problems[0]) if len({type(problem) for problem in problems}) == 1 else DamagedFileError
         raise kind(problem_list(f"pair {pair.name}:", [str(problem) for problem in problems]))
+    for name, checkpoint in checkpoints.items():
+        if checkpoint.is_pickled:
+            say(f"{name}: {checkpoint.shards[0].name} is pickled; it is read through torch's weights-only loading")
     return Models(checkpoints, pair_checkpoints(checkpoints), accept_unrelated)
