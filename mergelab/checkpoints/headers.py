@@ -1,7 +1,8 @@
 """Open a checkpoint folder: find its weight files, check every header, read its config. No tensor data.
 
 Only what the folder itself declares is read: the files that ``model.safetensors.index.json`` lists, or
-``model.safetensors``. Other ``*.safetensors`` files (consolidated twins, adapters) are left alone.
+``model.safetensors``; without either, those of ``pytorch_model.bin.index.json``, or ``pytorch_model.bin``. Other
+``*.safetensors`` files (consolidated twins, adapters) are left alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mergelab.checkpoints.pickled import read_pickled_headers
 from mergelab.checkpoints.safetensors_format import TensorHeader, load_object, read_headers
 from mergelab.errors import DamagedFileError, problem_list
 
@@ -18,6 +20,8 @@ __all__ = ["INDEX_NAME", "SINGLE_NAME", "Checkpoint", "TensorHeader", "open_chec
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+PICKLED_INDEX_NAME = "pytorch_model.bin.index.json"
+PICKLED_NAME = "pytorch_model.bin"
 
 MAX_JSON_BYTES = 100_000_000
 
@@ -38,6 +42,11 @@ class Checkpoint:
     """The weight files, in name order."""
 
     @property
+    def is_pickled(self) -> bool:
+        """True if the weights were read through torch's weights-only loading."""
+        return any(path.suffix == ".bin" for path in self.shards)
+
+    @property
     def num_bytes(self) -> int:
         """Size of all tensor data."""
         return sum(tensor.num_bytes for tensor in self.tensors.values())
@@ -46,9 +55,11 @@ class Checkpoint:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Check a checkpoint folder and return where every tensor lies.
 
+    Of several names for the same bytes (a tied head in a pickled file) the first stays.
+
     Raises:
         DamagedFileError: With all problems at once: no folder, no or broken ``config.json``, no safetensors
-            weights (pickled and GGUF weights are named as such), an index that names missing, foreign or
+            weights (other pickles and GGUF weights are named as such), an index that names missing, foreign or
             wrong files, a tensor in two files or in another file than the index says, a damaged or
             truncated file, quantised weights.
     """
@@ -62,9 +73,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     for file_name, listed in declared.items():
         path = folder / file_name
         if not path.is_file():
-            problems.append(f"{file_name}: missing, {INDEX_NAME} lists {len(listed or ())} tensors in it")
+            problems.append(f"{file_name}: missing, the index lists {len(listed or ())} tensors in it")
             continue
-        headers, found_problems = read_headers(path)
+        headers, found_problems = read_pickled_headers(path) if path.suffix == ".bin" else read_headers(path)
         problems.extend(f"{path.name}: {problem}" for problem in found_problems)
         for header in headers:
             if header.name in tensors:
@@ -88,8 +99,21 @@ def open_checkpoint(folder: Path) -> Checkpoint:
                 "Get the missing or damaged files again, or give another folder.",
             )
         )
-    ordered = {name: tensors[name] for name in sorted(tensors)}
+    kept = first_names(tensors)
+    ordered = {name: kept[name] for name in sorted(kept)}
     return Checkpoint(folder, ordered, config, tuple(folder / name for name in declared))
+
+
+def first_names(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
+    """Return the tensors without later names for the same bytes."""
+    seen: set[tuple[Path, int, tuple[int, ...]]] = set()
+    kept = {}
+    for name, header in tensors.items():
+        place = (header.path, header.start, header.shape)
+        if place not in seen or not header.num_bytes:
+            kept[name] = header
+        seen.add(place)
+    return kept
 
 
 def declared_files(folder: Path, problems: list[str]) -> dict[str, set[str] | None]:
@@ -97,24 +121,26 @@ def declared_files(folder: Path, problems: list[str]) -> dict[str, set[str] | No
 
     The files need not be there. An unusable index, or no declaration at all, is added to ``problems``.
     """
-    single, index = folder / SINGLE_NAME, folder / INDEX_NAME
+    single, index, suffix = folder / SINGLE_NAME, folder / INDEX_NAME, ".safetensors"
+    if not index.exists() and not single.exists():
+        single, index, suffix = folder / PICKLED_NAME, folder / PICKLED_INDEX_NAME, ".bin"
     if not index.exists():
         if single.is_file():
-            return {SINGLE_NAME: None}
+            return {single.name: None}
         problems.append(no_weights(folder))
         return {}
     weight_map = read_json(index, problems).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        problems.append(f"{INDEX_NAME}: expected a weight_map that maps tensor names to files")
+        problems.append(f"{index.name}: expected a weight_map that maps tensor names to files")
         return {}
     files: dict[str, set[str]] = {}
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or not is_plain_name(name) or not name.endswith(".safetensors"):
-            problems.append(f"{INDEX_NAME}: {tensor} lies in {name!r}, expected a .safetensors file of this folder")
+        if not isinstance(name, str) or not is_plain_name(name) or not name.endswith(suffix):
+            problems.append(f"{index.name}: {tensor} lies in {name!r}, expected a {suffix} file of this folder")
         else:
             files.setdefault(name, set()).add(tensor)
-    if single.exists() and SINGLE_NAME not in files:
-        problems.append(f"holds two checkpoints: {SINGLE_NAME} and the files of {INDEX_NAME}; remove one of them")
+    if single.exists() and single.name not in files:
+        problems.append(f"holds two checkpoints: {single.name} and the files of {index.name}; remove one of them")
     return {name: files[name] for name in sorted(files)}
 
 
@@ -131,7 +157,7 @@ def no_weights(folder: Path) -> str:
     gguf = [name for name in names if name.endswith(".gguf")]
     others = [name for name in names if name.endswith(".safetensors")]
     if pickled:
-        return f"{wanted}; {pickled[0]} is pickled (it can run code when read), convert it to safetensors first"
+        return f"{wanted}; {pickled[0]} is pickled under a name that is not read, convert it to safetensors"
     if gguf:
         return f"{wanted}; {gguf[0]} is a GGUF file (quantised weights), use the original safetensors checkpoint"
     if others:

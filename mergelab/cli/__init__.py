@@ -14,8 +14,10 @@ import click
 
 from mergelab import __version__
 from mergelab.cli.bench import bench
+from mergelab.cli.check import check
 from mergelab.cli.diagnose import diagnose
 from mergelab.cli.evaluate import evaluate
+from mergelab.cli.export_tower import export_tower
 from mergelab.cli.merge import merge
 from mergelab.cli.mergekit import export_mergekit, import_mergekit
 from mergelab.cli.methods import methods
@@ -80,7 +82,7 @@ def main() -> None:
 
 COMMANDS = (
     *(run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, bench),
-    *(export_mergekit, import_mergekit),
+    *(check, export_tower, export_mergekit, import_mergekit),
 )
 
 for command in COMMANDS:

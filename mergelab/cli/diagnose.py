@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mergelab.cli.options import device_option, json_option
+from mergelab.cli.options import choose_pair, device_option, json_option, pair_options
 from mergelab.cli.printing import WIDTH, print_json, print_table, say
 
 ROLES = ("ancestor", "base", "tower")
@@ -16,10 +16,7 @@ KINDS = ("q", "k", "v", "o", "qkv", "gate", "up", "down", "gate_up", "norm", "bi
 
 
 @click.command()
-@click.argument("pair", required=False, metavar="[PAIR]")
-@click.option("--base", metavar="DIR|ID", help="With --vlm instead of PAIR: folders or hub ids.")
-@click.option("--vlm", metavar="DIR|ID", help="The vision-language model made from base.")
-@click.option("--ancestor", metavar="DIR|ID", help="The pretrained checkpoint that base and vlm both come from.")
+@pair_options
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
@@ -58,17 +55,10 @@ def diagnose(
       mergelab diagnose bench --out diagnosis
       mergelab diagnose --base my-llm --vlm my-vlm --json
     """
-    if (pair is None) == (base is None) or (base is None) != (vlm is None) or (ancestor is not None and base is None):
-        raise click.UsageError("Give either PAIR, or --base and --vlm (and maybe --ancestor).")
-    from mergelab import config
     from mergelab.checkpoints.output_folder import check_output_folder
     from mergelab.sweeps.models import open_models
 
-    if pair is not None:
-        chosen = config.load_pair(pair)
-    else:
-        assert base is not None and vlm is not None
-        chosen = config.pair_from_folders(base, vlm, ancestor)
+    chosen = choose_pair(pair, base, vlm, ancestor)
     if out is not None:
         check_output_folder(out)
     models = open_models(chosen, say)

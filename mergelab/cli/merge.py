@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mergelab.cli.options import device_option, json_option, load_experiment, recipe_options
+from mergelab.cli.options import accept_option, device_option, json_option, load_experiment, recipe_options
 from mergelab.cli.printing import print_json, say
 
 
@@ -23,9 +23,12 @@ from mergelab.cli.printing import print_json, say
     help="vlm: the vlm with a new tower. text: the tower alone, with base's tokenizer.",
 )
 @click.option("--point", metavar="ID", help="The point of this id (the table names them) instead of `parameters`.")
+@accept_option
 @device_option
 @json_option
-def merge(out: Path, layout: str, point: str | None, device: str, as_json: bool, **recipe: Any) -> None:
+def merge(
+    out: Path, layout: str, point: str | None, accept_unrelated: bool, device: str, as_json: bool, **recipe: Any
+) -> None:
     """Write one merge as a checkpoint that from_pretrained loads: the point of the recipe's `parameters`.
 
     \b
@@ -36,7 +39,7 @@ def merge(out: Path, layout: str, point: str | None, device: str, as_json: bool,
     from mergelab.sweeps.models import open_models
 
     experiment = load_experiment(**recipe)
-    models = open_models(experiment.pair, say)
+    models = open_models(experiment.pair, say, accept_unrelated)
     with silenced():
         from mergelab.sweeps.single import write_merge
 

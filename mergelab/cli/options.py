@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from mergelab.config import Experiment
+    from mergelab.config import Experiment, Pair
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -19,6 +19,42 @@ device_option = click.option(
     show_default=True,
     help="auto, cpu, cuda, cuda:N or mps; auto takes CUDA where it is.",
 )
+accept_option = click.option(
+    "--accept-unrelated",
+    is_flag=True,
+    help="Go on although `mergelab check` finds unrelated or misplaced weights; recorded.",
+)
+
+
+def pair_options(command: Command) -> Command:
+    """Add the pair as an argument, or as the options --base, --vlm and --ancestor; see ``choose_pair``."""
+    for decorate in reversed(
+        (
+            click.argument("pair", required=False, metavar="[PAIR]"),
+            click.option("--base", metavar="DIR|ID", help="With --vlm instead of PAIR: folders or hub ids."),
+            click.option("--vlm", metavar="DIR|ID", help="The vision-language model made from base."),
+            click.option("--ancestor", metavar="DIR|ID", help="The pretrained checkpoint that both come from."),
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+def choose_pair(pair: str | None, base: str | None, vlm: str | None, ancestor: str | None) -> Pair:
+    """Return the pair that ``pair_options`` name.
+
+    Raises:
+        click.UsageError: Options that exclude or need each other.
+        RecipeError: The pair is not valid.
+    """
+    if (pair is None) == (base is None) or (base is None) != (vlm is None) or (ancestor is not None and base is None):
+        raise click.UsageError("Give either PAIR, or --base and --vlm (and maybe --ancestor).")
+    from mergelab import config
+
+    if pair is not None:
+        return config.load_pair(pair)
+    assert base is not None and vlm is not None
+    return config.pair_from_folders(base, vlm, ancestor)
 
 
 def recipe_options(command: Command) -> Command:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mergelab.cli.options import device_option, json_option, load_experiment, recipe_options
+from mergelab.cli.options import accept_option, device_option, json_option, load_experiment, recipe_options
 from mergelab.cli.printing import print_json, say
 
 
@@ -18,9 +18,10 @@ from mergelab.cli.printing import print_json, say
     type=click.Path(path_type=Path),
     help="The run folder; default runs/RECIPE-PAIR. The same command continues what was interrupted.",
 )
+@accept_option
 @device_option
 @json_option
-def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
+def run(out: Path | None, accept_unrelated: bool, device: str, as_json: bool, **recipe: Any) -> None:
     """Merge, measure the sink, grade text and pictures at every point, and print which merges restore.
 
     \b
@@ -39,7 +40,7 @@ def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
     experiment = load_experiment(**recipe)
     folder = out or Path("runs") / f"{experiment.recipe.name}-{experiment.pair.name}"
     refuse_foreign_folder(folder)
-    models = open_models(experiment.pair, say)
+    models = open_models(experiment.pair, say, accept_unrelated)
     specs = expand(experiment.recipe, experiment.pair)
     sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))
     for line in announcement(experiment.recipe.name, models, specs, sizes, likely_device(device)):

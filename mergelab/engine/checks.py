@@ -1,9 +1,8 @@
-"""Conditions of a pairing that names cannot settle: tensors that must be equal, and models that must be related."""
+"""Conditions of a pairing that names cannot settle: tensors that must be equal, tokens that must share a row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
 
 import torch
 
@@ -65,47 +64,5 @@ def check_same_rows(pairing: Pairing) -> None:
                 "Text is read with base's tokenizer, whose tokens have other rows in these models:",
                 problems,
                 "`mergelab merge --as vlm` keeps the vlm's tokenizer and is possible.",
-            )
-        )
-
-
-UNRELATED_COSINE = 0.2
-"""Below this median cosine two models share no training: independent weights give 0, fine-tuning leaves over 0.9."""
-
-SAMPLED_TENSORS = 16
-SAMPLED_ENTRIES = 1 << 16
-
-
-def check_related(pairing: Pairing, checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Refuse models of equal shapes that do not come from one another.
-
-    Compares the first 65,536 entries of 16 linear weights spread over the layers: the cosine between the vlm and
-    every other model, median over the tensors.
-
-    Raises:
-        PairingError: A model whose median cosine to the vlm is below 0.2.
-    """
-    linear = [paired for paired in pairing.tensors if paired.kind in ("attention", "mlp")]
-    linear = linear[:: max(1, len(linear) // SAMPLED_TENSORS)][:SAMPLED_TENSORS]
-    problems = []
-    for role in checkpoints:
-        cosines = []
-        for paired in linear if role != "vlm" else ():
-            mine, vlm = (
-                read_entries(header, 0, min(SAMPLED_ENTRIES, header.num_entries)).float()
-                for header in (checkpoints[who].tensors[paired.stored[who]] for who in (role, "vlm"))
-            )
-            cosines.append(float(torch.nn.functional.cosine_similarity(mine, vlm, dim=0)))
-        if cosines and median(cosines) < UNRELATED_COSINE:
-            problems.append(
-                f"{role} {checkpoints[role].folder}: its weights have nothing in common with the vlm's "
-                f"(median cosine {median(cosines):.2f} over {len(cosines)} tensors, expected near 1)"
-            )
-    if problems:
-        raise PairingError(
-            problem_list(
-                f"vlm {checkpoints['vlm'].folder}: shapes fit, the models do not:",
-                problems,
-                "Pick the models that the vlm was made from; a merge of unrelated weights is noise.",
             )
         )

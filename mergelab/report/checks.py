@@ -45,6 +45,7 @@ def notes(run: Run, rows: Sequence[Row]) -> list[str]:
         _no_effective_change,
         _equal_points,
         _announced,
+        _overruled,
         _shared_change,
         _outside_the_plane,
         _weak_parents,
@@ -129,6 +130,13 @@ def _equal_points(run: Run, rows: Sequence[Row]) -> list[str]:
         if weights is not None and point.role not in PARENTS and copied_parent(point) is None:
             by_hash.setdefault(weights, []).append(labels[point.point_id])
     return [f"the same weights under two names: {_some(names)}." for names in by_hash.values() if len(names) > 1]
+
+
+def _overruled(run: Run, rows: Sequence[Row]) -> list[str]:
+    ancestry = run.experiment.get("ancestry") or {}
+    if not ancestry.get("accepted_unrelated"):
+        return []
+    return [f"--accept-unrelated was given, {ancestry['verdict']}: {ancestry['reason']}."]
 
 
 def _announced(run: Run, rows: Sequence[Row]) -> list[str]:

@@ -15,7 +15,8 @@ from mergelab import __version__
 from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.config import Pair
 from mergelab.device import choose_device, threads_for
-from mergelab.engine.checks import check_equal_tensors, check_related, check_same_rows
+from mergelab.engine.ancestry import check_related
+from mergelab.engine.checks import check_equal_tensors, check_same_rows
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import BLOCK_ENTRIES
 from mergelab.live.configs import tower_config

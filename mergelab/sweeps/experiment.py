@@ -20,7 +20,8 @@ from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.config import Pair, Recipe, announcements, resolved, zero_point_of
 from mergelab.device import choose_device, threads_for
-from mergelab.engine.checks import check_equal_tensors, check_related, check_same_rows
+from mergelab.engine.ancestry import ancestry_summary, check_related
+from mergelab.engine.checks import check_equal_tensors, check_same_rows
 from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
 from mergelab.errors import DamagedFileError, PairingError, RecipeError
 from mergelab.evals.suite import EvalSuite, load_suite
@@ -91,6 +92,9 @@ class Prepared:
     prompts: Prompts
     tokenizers: Tokenizers
     tower_config: PretrainedConfig
+    ancestry: dict[str, Any]
+    """Whether the models come from one another, and whether that was overruled."""
+
     config_hashes: dict[str, str]
     """Of every model's ``config.json``: rotary base, epsilons and windows are no weights, yet decide answers."""
 
@@ -115,7 +119,7 @@ def prepare(
     device = choose_device(device)
     check_same_rows(models.pairing)
     check_equal_tensors(models.pairing, models.checkpoints)
-    check_related(models.pairing, models.checkpoints)
+    digest = check_related(models.pairing, models.checkpoints, models.accept_unrelated)
     num_threads = threads_for(models.num_parameters("vlm"))
     if num_threads is not None and device == "cpu":
         torch.set_num_threads(num_threads)
@@ -147,6 +151,7 @@ def prepare(
         prompts=prompts,
         tokenizers=tokenizers,
         tower_config=config,
+        ancestry=ancestry_summary(digest, models.accept_unrelated),
         config_hashes={
             role: hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True).encode()).hexdigest()
             for role, checkpoint in models.checkpoints.items()
@@ -255,6 +260,7 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
         "conventions": recipe.conventions,
         "versions": {"mergelab": __version__, **{name: version(name) for name in LIBRARIES}},
         "fingerprints": prepared.fingerprints,
+        "ancestry": prepared.ancestry,
         "points": [point.point_id for point in prepared.points],
         "host": {
             "name": socket.gethostname(),

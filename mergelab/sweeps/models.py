@@ -19,6 +19,8 @@ class Models:
 
     checkpoints: Mapping[str, Checkpoint]
     pairing: Pairing
+    accept_unrelated: bool = False
+    """Whether to merge them although their weights have nothing in common."""
 
     @property
     def sees_pictures(self) -> bool:
@@ -36,12 +38,13 @@ class Models:
         return sum(header.end - header.start for header in self.checkpoints[role].tensors.values())
 
 
-def open_models(pair: Pair, say: Callable[[str], None] = lambda line: None) -> Models:
+def open_models(pair: Pair, say: Callable[[str], None] = lambda line: None, accept_unrelated: bool = False) -> Models:
     """Open every model of a pair and pair their tensors.
 
     Args:
         pair: The pair; a model is a folder or a hub id.
         say: Told what will be downloaded, with its size, before it is.
+        accept_unrelated: Kept for whoever looks at the weights.
 
     Raises:
         MergelabError: A model is missing, damaged, or does not fit the others. Problems of several models of one
@@ -59,4 +62,7 @@ def open_models(pair: Pair, say: Callable[[str], None] = lambda line: None) -> M
     if problems:
         kind = type(problems[0]) if len({type(problem) for problem in problems}) == 1 else DamagedFileError
         raise kind(problem_list(f"pair {pair.name}:", [str(problem) for problem in problems]))
-    return Models(checkpoints, pair_checkpoints(checkpoints))
+    for name, checkpoint in checkpoints.items():
+        if checkpoint.is_pickled:
+            say(f"{name}: {checkpoint.shards[0].name} is pickled; it is read through torch's weights-only loading")
+    return Models(checkpoints, pair_checkpoints(checkpoints), accept_unrelated)

@@ -19,10 +19,11 @@ from mergelab.checkpoints.output_folder import check_output_folder
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.config import Pair, Recipe, resolved
 from mergelab.device import choose_device, threads_for
-from mergelab.engine.checks import check_equal_tensors, check_related, check_same_rows
+from mergelab.engine.ancestry import ancestry_summary, check_related
+from mergelab.engine.checks import check_equal_tensors, check_same_rows
 from mergelab.engine.export import Export, export_text, export_vlm
 from mergelab.engine.inputs import Inputs
-from mergelab.engine.plan import OUTPUT_DTYPES, TensorJob, plan_jobs
+from mergelab.engine.plan import COPY, OUTPUT_DTYPES, TensorJob, operation, plan_jobs
 from mergelab.errors import DamagedFileError, PairingError, RecipeError
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import TaskResult, load_suite
@@ -63,7 +64,7 @@ def write_merge(
     check_output_folder(out)
     device = choose_device(device)
     check_equal_tensors(models.pairing, models.checkpoints)
-    check_related(models.pairing, models.checkpoints)
+    digest = check_related(models.pairing, models.checkpoints, models.accept_unrelated)
     jobs = plan_jobs(models.pairing, models.checkpoints, recipe.output_dtype)
     config = _text_config(models, jobs) if layout == "text" else None
     fingerprints = {role: fingerprint_checkpoint(checkpoint) for role, checkpoint in models.checkpoints.items()}
@@ -79,6 +80,7 @@ def write_merge(
         "zero_point": point.spec.zero_point,
         "conventions": point.spec.conventions,
         "fingerprints": fingerprints,
+        "ancestry": ancestry_summary(digest, models.accept_unrelated),
         "recipe": resolved(recipe),
         "pair": pair.model_dump(mode="json"),
     }
@@ -89,6 +91,35 @@ def write_merge(
         statistics = export_text(export, out, manifest, config.to_dict())
     seconds = time.perf_counter() - started
     return {**manifest, "label": point.label, "statistics": statistics.record(), "seconds": seconds}
+
+
+def write_tower(pair: Pair, models: Models, out: Path) -> dict[str, Any]:
+    """Write the vlm's tower, bit for bit, as a text checkpoint with base's tokenizer.
+
+    Nothing is merged, so base need not be related: it only has to have the same tensors and tokens.
+
+    Returns:
+        What the manifest beside the weights says, with the number of tensors and seconds.
+
+    Raises:
+        OutputFolderError: ``out`` holds something.
+        PairingError: The vlm's config does not describe its tower, or base's tokenizer does not address it.
+    """
+    started = time.perf_counter()
+    check_output_folder(out)
+    jobs = plan_jobs(models.pairing, models.checkpoints)
+    config = _text_config(models, jobs)
+    manifest = {
+        "format": 1,
+        "mergelab": __version__,
+        "method": COPY,
+        "parameters": {"of": "vlm"},
+        "fingerprints": {"vlm": fingerprint_checkpoint(models.checkpoints["vlm"])},
+        "pair": pair.model_dump(mode="json"),
+    }
+    copy = operation(COPY, {"of": "vlm"}, None)
+    export_text(Export(jobs, copy, Inputs(models.checkpoints), models.pairing), out, manifest, config.to_dict())
+    return {**manifest, "tensors": len(jobs), "seconds": time.perf_counter() - started}
 
 
 def _text_config(models: Models, jobs: Sequence[TensorJob]) -> PretrainedConfig:

@@ -9,5 +9,7 @@ never imported. Bytes live in ``mergelab.checkpoints``, whose headers fit the pr
 - ``vocabulary``: tokenizer files and row maps, ``read_vocabulary``.
 - ``config_differences``: what two text configs compute differently.
 - ``pairs``: the values a pairing consists of.
+- ``token_differences``: what two tokenizers say differently.
+- ``ancestry``: whether models come from one another, ``digest_ancestry`` on given samples.
 - ``pairing``: the total pairing of base, vlm and ancestor, ``pair_checkpoints``.
 """

@@ -183,16 +183,19 @@ class Accounts:
         """Pair the rows of embedding and head, where all models have them."""
         vocabularies = {role: read_vocabulary(model.folder) for role, model in self.models.items()}
         unread = [role for role, tokens in vocabularies.items() if tokens is None]
+        known: dict[tuple[tuple[str, int], ...], RowMap | None] = {}
         for name in VOCABULARY_TENSORS:
             if not all(name in t.stored or (name == HEAD and r in self.virtual) for r, t in self.towers.items()):
                 continue
             num_rows = {role: self.header(role, name).shape[0] for role in self.towers}
+            key = tuple(num_rows.items())
             try:
-                rows = match_rows(name, num_rows, vocabularies)
+                if key not in known:
+                    known[key] = match_rows(name, num_rows, vocabularies)
             except PairingError as error:
                 self.problem("base", str(error))
                 continue
-            self.rows[name] = rows
+            self.rows[name] = rows = known[key]
             self.vocabulary[name] = {
                 "by": "index" if unread else "token",
                 "shared": rows.num_shared if rows else num_rows["vlm"],

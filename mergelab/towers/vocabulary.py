@@ -146,9 +146,10 @@ def match_rows(
         for role, count in num_rows.items()
     }
     by_row = {row: token for token, row in rows["vlm"].items()}
-    shared = [row for row in sorted(by_row) if all(by_row[row] in tokens for tokens in rows.values())]
+    in_all = set(by_row.values()).intersection(*rows.values())
+    shared = sorted(rows["vlm"][token] for token in in_all)
     for role, tokens in rows.items():
-        common = sum(token in rows["vlm"] for token in tokens)
+        common = len(tokens.keys() & rows["vlm"].keys())
         smaller = min(len(tokens), len(rows["vlm"]))
         if common < MIN_SHARED * smaller or not smaller:
             raise PairingError(

@@ -159,7 +159,8 @@ def test_missing_config_is_refused(sharded: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("pytorch_model.bin", "is pickled"),
+        ("pytorch_model.bin", "pytorch_model.bin: damaged or truncated, or in the format from before torch 1.6"),
+        ("model.pt", "is pickled under a name that is not read"),
         ("model-q4.gguf", "is a GGUF file"),
         ("adapter_model.safetensors", "is not named by either"),
         ("notes.txt", "no weights: neither"),

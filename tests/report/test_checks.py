@@ -65,3 +65,14 @@ def test_what_was_announced_stands_in_the_report(tmp_path: Path) -> None:
     line = "nothing is dropped: ties {} only elects signs."
     path.write_text(json.dumps({**json.loads(path.read_text()), "announced": [line]}))
     assert said(read_run(tmp_path), "nothing is dropped") == [line]
+
+
+def test_overruled_ancestry_is_said(tmp_path: Path) -> None:
+    run = run_with(tmp_path, vectors(None))
+    assert not said(run, "--accept-unrelated")
+    path = tmp_path / "experiment.json"
+    ancestry = {"verdict": "unrelated", "reason": "nothing in common", "projection": None}
+    for accepted, lines in ((False, []), (True, ["--accept-unrelated was given, unrelated: nothing in common."])):
+        changed = {**run.experiment, "ancestry": {**ancestry, "accepted_unrelated": accepted}}
+        path.write_text(json.dumps(changed))
+        assert said(read_run(tmp_path), "--accept-unrelated") == lines

@@ -211,6 +211,25 @@ def test_another_experiment_is_refused_in_the_folder(setup: Setup, finished: tup
     assert setting.partition("=")[0].split(".")[-1] in result.stderr
 
 
+def test_ancestry_is_on_record(finished: tuple[Path, Result]) -> None:
+    ancestry = read_run(finished[0]).experiment["ancestry"]
+    assert ancestry["verdict"] == "cousin" and ancestry["accepted_unrelated"] is False
+    assert ancestry["projection"] == pytest.approx(1, abs=0.1)
+
+
+def test_run_of_unrelated_models_needs_the_flag(setup: Setup, tmp_path: Path) -> None:
+    vlm = tiny_llava(tmp_path / "vlm", seed=9)
+    command = setup.arguments(tmp_path / "run")
+    command[command.index("--vlm") + 1] = str(vlm)
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 4 and "--accept-unrelated" in refused.stderr
+    assert not (tmp_path / "run").exists()
+    accepted = CliRunner().invoke(main, [*command, "--accept-unrelated"])
+    assert accepted.exit_code == 0, accepted.output
+    assert "--accept-unrelated was given" in " ".join(accepted.stdout.split())
+    assert read_run(tmp_path / "run").experiment["ancestry"]["accepted_unrelated"] is True
+
+
 def test_folder_in_use_names_its_owner(setup: Setup, finished: tuple[Path, Result]) -> None:
     with owned(finished[0]):
         result = setup.run(finished[0])
