@@ -21,6 +21,7 @@ from mergelab.cli.mergekit import export_mergekit, import_mergekit
 from mergelab.cli.methods import methods
 from mergelab.cli.pairs import pairs
 from mergelab.cli.plan import plan
+from mergelab.cli.regrade import regrade
 from mergelab.cli.report import report
 from mergelab.cli.run import run
 from mergelab.cli.screen import screen
@@ -80,7 +81,7 @@ def main() -> None:
 
 COMMANDS = (
     *(run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, bench),
-    *(export_mergekit, import_mergekit),
+    *(regrade, export_mergekit, import_mergekit),
 )
 
 for command in COMMANDS:
