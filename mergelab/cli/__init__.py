@@ -15,6 +15,7 @@ import click
 from mergelab import __version__
 from mergelab.cli.bench import bench
 from mergelab.cli.diagnose import diagnose
+from mergelab.cli.doctor import doctor
 from mergelab.cli.evaluate import evaluate
 from mergelab.cli.merge import merge
 from mergelab.cli.mergekit import export_mergekit, import_mergekit
@@ -81,7 +82,7 @@ def main() -> None:
 
 COMMANDS = (
     *(run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, bench),
-    *(regrade, export_mergekit, import_mergekit),
+    *(doctor, regrade, export_mergekit, import_mergekit),
 )
 
 for command in COMMANDS:

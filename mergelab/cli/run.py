@@ -31,7 +31,7 @@ def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
     """
     from mergelab.config import announcements
     from mergelab.records import refuse_foreign_folder
-    from mergelab.sweeps.announce import announcement, likely_device, task_sizes
+    from mergelab.sweeps.announce import announcement, check_disk, likely_device, task_sizes
     from mergelab.sweeps.grid import expand
     from mergelab.sweeps.models import open_models
     from mergelab.sweeps.request import eval_request
@@ -41,6 +41,7 @@ def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
     refuse_foreign_folder(folder)
     models = open_models(experiment.pair, say)
     specs = expand(experiment.recipe, experiment.pair)
+    check_disk(experiment.recipe, models, specs, folder)
     sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))
     for line in announcement(experiment.recipe.name, models, specs, sizes, likely_device(device)):
         say(line)

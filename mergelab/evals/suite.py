@@ -201,7 +201,7 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
         RecipeError: The request or a task file is wrong; all problems in one message.
         MachineError: Documents or a grader's resource are not on this machine; all of them in one message.
     """
-    protocol, names, batch_size = _check(request)
+    protocol, names, batch_size = check_request(request)
     tasks: list[LoadedTask] = []
     problems: list[MergelabError] = []
     for name in names:
@@ -220,7 +220,7 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
     return EvalSuite(tuple(tasks), protocol, batch_size)
 
 
-def _check(request: EvalRequest) -> tuple[Protocol, tuple[str, ...], int]:
+def check_request(request: EvalRequest) -> tuple[Protocol, tuple[str, ...], int]:
     """Return protocol, task names and batch size, or raise every problem of the request at once."""
     if request.protocol not in PROTOCOLS:
         raise RecipeError(f"evals.protocol {request.protocol!r}: unknown{nearest(request.protocol, list(PROTOCOLS))}.")
