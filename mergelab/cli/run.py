@@ -18,9 +18,10 @@ from mergelab.cli.printing import print_json, say
     type=click.Path(path_type=Path),
     help="The run folder; default runs/RECIPE-PAIR. The same command continues what was interrupted.",
 )
+@click.option("--no-cache", is_flag=True, help="Grade base, vlm and ancestor anew, and keep nothing of them.")
 @device_option
 @json_option
-def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
+def run(out: Path | None, no_cache: bool, device: str, as_json: bool, **recipe: Any) -> None:
     """Merge, measure the sink, grade text and pictures at every point, and print which merges restore.
 
     \b
@@ -53,12 +54,16 @@ def run(out: Path | None, device: str, as_json: bool, **recipe: Any) -> None:
     with silenced():
         from mergelab.cli.progress import Progress
         from mergelab.errors import SweepError, problem_list
+        from mergelab.sweeps.cache import ResultCache
         from mergelab.sweeps.experiment import prepare
         from mergelab.sweeps.run import run as run_experiment
 
         prepared = prepare(experiment.recipe, experiment.pair, models, device, say)
         with Progress(prepared.points) as progress:
-            outcome = run_experiment(prepared, folder, progress.report, progress.finished, progress.failed)
+            cache = None if no_cache else ResultCache()
+            outcome = run_experiment(prepared, folder, progress.report, progress.finished, progress.failed, cache)
+    if outcome.num_cached:
+        say(f"{outcome.num_cached} results of parents are those of an earlier run (--no-cache makes them again).")
     if outcome.num_worked == 0 and not outcome.failures:
         say("All points were finished before; the table is made from their records.")
     print_run(folder, None, as_json)

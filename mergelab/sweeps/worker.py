@@ -25,6 +25,7 @@ from mergelab.errors import DamagedFileError, MergelabError
 from mergelab.evals.loaded import LoadedTask
 from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
+from mergelab.sweeps.cache import Cached, CacheKey, ResultCache, describe_machine, hash_tokenizers
 from mergelab.sweeps.experiment import Point, Prepared
 from mergelab.sweeps.identity import stage_key
 from mergelab.sweeps.loading import load_text_parent, load_tower, stored_dtype
@@ -40,14 +41,18 @@ class Worker:
     ancestor under their own configs, the vlm as transformers loads it, before the stream has written to it.
     """
 
-    def __init__(self, prepared: Prepared, folder: Path, report: Report) -> None:
-        """Prepare to work into the run folder; nothing is loaded yet."""
+    def __init__(self, prepared: Prepared, folder: Path, report: Report, cache: ResultCache | None = None) -> None:
+        """Prepare to work into the run folder; nothing is loaded yet. Without a cache every parent is graded."""
         self.prepared = prepared
         self.folder = folder
         self.report = report
         self.inputs = Inputs(prepared.models.checkpoints, device=prepared.device, keep=True)
         self.deltas = UnscaledDeltas()
+        self.cache = cache
+        self.num_cached = 0
+        """Sinks and tasks of parents that came out of the cache."""
         self._tower: LiveModel | None = None
+        self._tokenizer_hash = ""
 
     def due(self, point: Point) -> list[str]:
         """Return the stages of a point that are not done: ``merge``, ``weights``, ``sink``, and names of tasks."""
@@ -74,16 +79,25 @@ class Worker:
         due = self.due(point)
         if not due:
             return False
+        cached = self._look_up(point, due)
+        hashes = {result.weights_hash for result in cached.values()}
+        if cached.keys() == set(due) and len(hashes) == 1:
+            self._write_point(point, hashes.pop())
+            self._take(point, cached)
+            return True
         live, weights = self._weights(point, record=("merge" in due))
         if "weights" in due:
             self._keep_weights(point)
         self._write_point(point, weights)
-        if "sink" in due:
+        cached = {stage: result for stage, result in cached.items() if result.weights_hash == weights}
+        self._take(point, cached)
+        fresh: dict[str, dict[str, Any]] = {}
+        if "sink" in due and "sink" not in cached:
             self.report(point, "sink", 0.0)
-            self._measure(point, live)
-        graded = [task for task in self._tasks(point) if task.name in due]
+            fresh["sink"] = self._measure(point, live)
+        graded = [task for task in self._tasks(point) if task.name in due and task.name not in cached]
         for task in graded:
-            self._grade(point, live, task)
+            fresh[task.name] = self._grade(point, live, task)
         if graded and hash_live(live.tensors()) != weights:
             for task in graded:
                 records.remove_task(self.folder, point.point_id, task.name)
@@ -91,7 +105,41 @@ class Worker:
                 f"point {point.point_id}: its live weights changed while it was graded. "
                 "This is a bug of mergelab; the answers were thrown away."
             )
+        if self.cache is not None and point.spec.is_parent:
+            for stage, value in fresh.items():
+                self.cache.write(self._cache_key(point, stage), Cached(weights, value))
         return True
+
+    def _look_up(self, point: Point, due: list[str]) -> dict[str, Cached]:
+        """Return what the cache holds of the stages of a parent that are due."""
+        if self.cache is None or not point.spec.is_parent:
+            return {}
+        found = {stage: self.cache.read(self._cache_key(point, stage)) for stage in due}
+        return {stage: result for stage, result in found.items() if result is not None}
+
+    def _take(self, point: Point, cached: dict[str, Cached]) -> None:
+        """Write results out of the cache into the run folder, marked as such."""
+        for stage, result in cached.items():
+            value, key = result.value, self._key(point, stage)
+            if stage == "sink":
+                records.write_stage(self.folder, point.point_id, "sink", {"key": key, **value, "from_cache": True})
+            else:
+                metrics = {"key": key, **value["metrics"], "from_cache": True}
+                records.write_task(self.folder, point.point_id, stage, metrics, value["samples"])
+        self.num_cached += len(cached)
+
+    def _cache_key(self, point: Point, stage: str) -> CacheKey:
+        prepared, role = self.prepared, str(point.spec.role)
+        if not self._tokenizer_hash:
+            folders = (prepared.models.checkpoints[role].folder for role in ("base", "vlm"))
+            self._tokenizer_hash = hash_tokenizers(folders)
+        return CacheKey(
+            weights=prepared.fingerprints[role],
+            config=prepared.config_hashes[role],
+            tokenizer=self._tokenizer_hash,
+            stage={"role": role, **self._stage_content(point, stage)},
+            machine=describe_machine(prepared.device),
+        )
 
     def _tasks(self, point: Point) -> list[LoadedTask]:
         """Return the tasks a point can answer: base and ancestor have no eyes."""
@@ -219,7 +267,8 @@ class Worker:
             },
         )
 
-    def _measure(self, point: Point, live: LiveModel) -> None:
+    def _measure(self, point: Point, live: LiveModel) -> dict[str, Any]:
+        """Measure the sink, write it, and return the record."""
         prepared = self.prepared
         sink = prepared.recipe.sink
         text = live.text
@@ -231,8 +280,10 @@ class Worker:
         layers = None if sink.last_layers == "auto" else sink.last_layers
         record = measure_sink(text, prepared.tokenizers.text, prepared.prompts, last_layers=layers)
         records.write_stage(self.folder, point.point_id, "sink", {"key": self._key(point, "sink"), **record})
+        return record
 
-    def _grade(self, point: Point, live: LiveModel, task: LoadedTask) -> None:
+    def _grade(self, point: Point, live: LiveModel, task: LoadedTask) -> dict[str, Any]:
+        """Grade a task, write it, and return its metrics and samples."""
         tokenizers = self.prepared.tokenizers
         is_vision = task.modality == "vision"
         model = live.vlm if is_vision else live.text
@@ -247,6 +298,7 @@ class Worker:
         )
         metrics = {"key": self._key(point, task.name), **result.metrics}
         records.write_task(self.folder, point.point_id, task.name, metrics, result.samples)
+        return {"metrics": result.metrics, "samples": result.samples}
 
 
 def reset_peak_memory(device: str) -> None:
