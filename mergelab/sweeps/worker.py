@@ -8,7 +8,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from mergelab.engine.stream import stream
 from mergelab.engine.targets import LiveTarget, hash_live
 from mergelab.errors import DamagedFileError, MergelabError
 from mergelab.evals.loaded import LoadedTask
+from mergelab.evals.suite import TaskResult
 from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
 from mergelab.sweeps.cache import Cached, CacheKey, ResultCache, describe_machine, hash_tokenizers
@@ -68,6 +69,10 @@ class Worker:
         for task in self._tasks(point):
             if records.read_task_key(self.folder, point.point_id, task.name) != self._key(point, task.name):
                 stages.append(task.name)
+        if self.prepared.recipe.evals.replicate and point.spec.role == "vlm":
+            known = records.read_stage_key(self.folder, point.point_id, records.REPLICATE)
+            if known != self._key(point, records.REPLICATE):
+                stages.append(records.REPLICATE)
         return stages
 
     def work(self, point: Point) -> bool:
@@ -105,6 +110,8 @@ class Worker:
                 f"point {point.point_id}: its live weights changed while it was graded. "
                 "This is a bug of mergelab; the answers were thrown away."
             )
+        if records.REPLICATE in due:
+            self._replicate(point, live)
         if self.cache is not None and point.spec.is_parent:
             for stage, value in fresh.items():
                 self.cache.write(self._cache_key(point, stage), Cached(weights, value))
@@ -114,7 +121,8 @@ class Worker:
         """Return what the cache holds of the stages of a parent that are due."""
         if self.cache is None or not point.spec.is_parent:
             return {}
-        found = {stage: self.cache.read(self._cache_key(point, stage)) for stage in due}
+        # A second grading out of a cache would be no second grading.
+        found = {stage: self.cache.read(self._cache_key(point, stage)) for stage in due if stage != records.REPLICATE}
         return {stage: result for stage, result in found.items() if result is not None}
 
     def _take(self, point: Point, cached: dict[str, Cached]) -> None:
@@ -153,6 +161,8 @@ class Worker:
         prepared = self.prepared
         if stage == "merge":
             return {"stage": "merge"}
+        if stage == records.REPLICATE:
+            return {"stage": stage, "tasks": [self._key(point, task.name) for task in self._tasks(point)]}
         common = {
             "stage": stage,
             "dtype": str(self._dtype(point)),
@@ -284,21 +294,57 @@ class Worker:
 
     def _grade(self, point: Point, live: LiveModel, task: LoadedTask) -> dict[str, Any]:
         """Grade a task, write it, and return its metrics and samples."""
+        result = self._ask(point, live, task)
+        metrics = {"key": self._key(point, task.name), **result.metrics}
+        records.write_task(self.folder, point.point_id, task.name, metrics, result.samples)
+        return {"metrics": result.metrics, "samples": result.samples}
+
+    def _replicate(self, point: Point, live: LiveModel) -> None:
+        """Grade every task of the point again and write what came out differently."""
+        compared = {}
+        for task in self._tasks(point):
+            first = records.read_samples(self.folder, point.point_id, task.name)
+            again = self._ask(point, live, task)
+            compared[task.name] = {
+                "key": self._key(point, task.name),
+                **compare_gradings(first, again.samples),
+                "seconds": again.metrics["seconds"],
+            }
+        value = {"key": self._key(point, records.REPLICATE), "tasks": compared}
+        records.write_stage(self.folder, point.point_id, records.REPLICATE, value)
+
+    def _ask(self, point: Point, live: LiveModel, task: LoadedTask) -> TaskResult:
+        """Let the live model answer a task."""
         tokenizers = self.prepared.tokenizers
         is_vision = task.modality == "vision"
         model = live.vlm if is_vision else live.text
         if model is None:
             raise MergelabError(f"task {task.name}: the vlm is a plain text checkpoint and cannot see pictures.")
-        result = self.prepared.suite.evaluate(
+        return self.prepared.suite.evaluate(
             task.name,
             model,
             tokenizers.vision if is_vision else tokenizers.text,
             generation_config=tokenizers.vision_generation if is_vision else tokenizers.generation,
             progress=lambda done, total: self.report(point, task.name, done / max(1, total)),
         )
-        metrics = {"key": self._key(point, task.name), **result.metrics}
-        records.write_task(self.folder, point.point_id, task.name, metrics, result.samples)
-        return {"metrics": result.metrics, "samples": result.samples}
+
+
+def compare_gradings(first: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how two gradings of one model on the same documents differ, with the documents that do."""
+    earlier = {sample["doc_id"]: sample for sample in first}
+    pairs = [(earlier[sample["doc_id"]], sample) for sample in again]
+    shown = ("response", "strict", "flexible")
+    differing = [
+        {"doc_id": old["doc_id"], **{name: [old[name], new[name]] for name in shown}}
+        for old, new in pairs
+        if any(old[name] != new[name] for name in shown)
+    ]
+    return {
+        "n": len(pairs),
+        "different_answers": sum(old["response"] != new["response"] for old, new in pairs),
+        **{f"{name}_discordant": sum(old[name] != new[name] for old, new in pairs) for name in ("strict", "flexible")},
+        "differing": differing,
+    }
 
 
 def reset_peak_memory(device: str) -> None:
