@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from mergelab.errors import MachineError
 
 SMALL_MODEL_PARAMETERS = 50_000_000
@@ -11,15 +14,24 @@ SMALL_MODEL_PARAMETERS = 50_000_000
 def choose_device(name: str = "auto") -> str:
     """Return the torch device string for ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
 
-    ``auto`` takes CUDA where torch can use it, else the CPU.
+    ``auto`` takes CUDA where there is a GPU, else the CPU.
 
     Raises:
-        MachineError: The device was asked for by name and torch cannot use it, or the name is unknown.
+        MachineError: The device was asked for by name and torch cannot use it, or the name is unknown; or ``auto``
+            finds a GPU that torch cannot use, where the CPU would silently take days.
     """
     import torch
 
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return "cuda"
+        if gpus := visible_gpus():
+            raise MachineError(
+                f"--device auto: this machine has {len(gpus)} NVIDIA GPUs, and torch {torch.__version__} (CUDA "
+                f"{torch.version.cuda or 'none'}) cannot use them. Install a build of torch that fits the driver, or "
+                "say --device cpu."
+            )
+        return "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -36,6 +48,13 @@ def choose_device(name: str = "auto") -> str:
     elif device.type not in ("cpu", "mps"):
         raise MachineError(f"--device {name}: not supported. Use auto, cpu, cuda, cuda:N or mps.")
     return name
+
+
+def visible_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """Return the NVIDIA GPUs that the driver shows, asked without torch; none if CUDA_VISIBLE_DEVICES hides all."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return []
+    return sorted(path.name for path in drivers.iterdir()) if drivers.is_dir() else []
 
 
 def threads_for(num_parameters: int) -> int | None:

@@ -5,6 +5,7 @@ Layout::
     experiment.json                           what was asked for, and the points in run order
     points/<id>/point.json                    who the point is
                 merge.json  sink.json         one stage each
+                replicate.json                the vlm graded a second time, where that was asked for
                 tasks/<task>/samples.jsonl    one line a document, written first
                              metrics.json     written last; carries the stage key and a digest of them
 
@@ -29,6 +30,7 @@ from mergelab.errors import DamagedFileError, OutputFolderError
 FORMAT = 1
 ROLES = ("base", "ancestor", "vlm", "control", "merge")
 STAGES = ("merge", "sink")
+REPLICATE = "replicate"
 MODALITIES = ("text", "vision")
 
 EXPERIMENT = "experiment.json"
@@ -59,6 +61,8 @@ class PointFolder:
     merge: dict[str, Any] | None
     sink: dict[str, Any] | None
     tasks: dict[str, TaskRecord]
+    replicate: dict[str, Any] | None = None
+    """How a second grading of the point differed from the first, by task."""
 
     @property
     def point_id(self) -> str:
@@ -118,7 +122,7 @@ def write_stage(folder: Path, point_id: str, stage: str, value: Mapping[str, Any
     """Write points/<point_id>/<stage>.json whole; ``value`` carries its ``key``.
 
     Raises:
-        ValueError: ``stage`` is not one of ``STAGES``, or ``value`` has no key.
+        ValueError: ``stage`` is not one of ``STAGES`` nor ``REPLICATE``, or ``value`` has no key.
     """
     _require_key(value, f"stage {stage} of {point_id}")
     atomic.write_json(_stage_path(folder, point_id, stage), dict(value))
@@ -154,6 +158,19 @@ def write_task(
     atomic.write_bytes(target / "samples.jsonl", content)
     digest = hashlib.sha256(content).hexdigest()
     atomic.write_json(target / "metrics.json", {**metrics, "num_samples": len(samples), "samples_sha256": digest})
+
+
+def read_samples(folder: Path, point_id: str, task: str) -> tuple[dict[str, Any], ...]:
+    """Samples of a finished task of one point.
+
+    Raises:
+        DamagedFileError: the task is not done, or its files are not whole.
+    """
+    target = _task_folder(folder, point_id, task)
+    record = _read_task(target)
+    if record is None:
+        _damaged(target / "metrics.json", "expected a finished task, found none")
+    return record.samples
 
 
 def remove_task(folder: Path, point_id: str, task: str) -> None:
@@ -253,6 +270,7 @@ def _read_point(folder: Path, point_id: str) -> PointFolder | None:
         merge=_read_stage(target / "merge.json"),
         sink=_read_stage(target / "sink.json"),
         tasks={name: record for name, record in tasks.items() if record is not None},
+        replicate=_read_stage(target / f"{REPLICATE}.json"),
     )
 
 
@@ -392,7 +410,7 @@ def _point_folder(folder: Path, point_id: str) -> Path:
 
 
 def _stage_path(folder: Path, point_id: str, stage: str) -> Path:
-    if stage not in STAGES:
+    if stage not in (*STAGES, REPLICATE):
         raise ValueError(f"expected a stage of {', '.join(STAGES)}, found {stage!r}")
     return _point_folder(folder, point_id) / f"{stage}.json"
 

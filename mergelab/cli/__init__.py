@@ -16,6 +16,7 @@ from mergelab import __version__
 from mergelab.cli.bench import bench
 from mergelab.cli.check import check
 from mergelab.cli.diagnose import diagnose
+from mergelab.cli.doctor import doctor
 from mergelab.cli.evaluate import evaluate
 from mergelab.cli.export_tower import export_tower
 from mergelab.cli.merge import merge
@@ -23,6 +24,7 @@ from mergelab.cli.mergekit import export_mergekit, import_mergekit
 from mergelab.cli.methods import methods
 from mergelab.cli.pairs import pairs
 from mergelab.cli.plan import plan
+from mergelab.cli.regrade import regrade
 from mergelab.cli.report import report
 from mergelab.cli.run import run
 from mergelab.cli.screen import screen
@@ -82,7 +84,7 @@ def main() -> None:
 
 COMMANDS = (
     *(run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, bench),
-    *(check, export_tower, export_mergekit, import_mergekit),
+    *(check, doctor, regrade, export_tower, export_mergekit, import_mergekit),
 )
 
 for command in COMMANDS:

@@ -48,14 +48,14 @@ def evaluate(
     from mergelab.evals.request import EvalRequest
 
     budgets = {}
-    for task, value in _assignments(max_gen_toks, "--max-gen-toks").items():
+    for task, value in assignments(max_gen_toks, "--max-gen-toks").items():
         if not value.isdecimal():
             raise click.UsageError(f"--max-gen-toks {task}={value}: expected a whole number of tokens.")
         budgets[task] = int(value)
     request = EvalRequest(
         protocol=protocol,
         tasks=tuple(tasks.split(",")) if tasks else None,
-        data={task: Path(path) for task, path in _assignments(data, "--data").items()},
+        data={task: Path(path) for task, path in assignments(data, "--data").items()},
         limit=limit,
         batch_size=batch_size,
         max_gen_toks=budgets,
@@ -89,7 +89,8 @@ def evaluate(
     print_table(table)
 
 
-def _assignments(pairs: tuple[str, ...], option: str) -> dict[str, str]:
+def assignments(pairs: tuple[str, ...], option: str) -> dict[str, str]:
+    """Return the TASK=VALUE options of a command by task."""
     found = {}
     for pair in pairs:
         task, equals, value = pair.partition("=")

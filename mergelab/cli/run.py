@@ -19,9 +19,10 @@ from mergelab.cli.printing import print_json, say
     help="The run folder; default runs/RECIPE-PAIR. The same command continues what was interrupted.",
 )
 @accept_option
+@click.option("--no-cache", is_flag=True, help="Grade base, vlm and ancestor anew, and keep nothing of them.")
 @device_option
 @json_option
-def run(out: Path | None, accept_unrelated: bool, device: str, as_json: bool, **recipe: Any) -> None:
+def run(out: Path | None, accept_unrelated: bool, no_cache: bool, device: str, as_json: bool, **recipe: Any) -> None:
     """Merge, measure the sink, grade text and pictures at every point, and print which merges restore.
 
     \b
@@ -32,7 +33,7 @@ def run(out: Path | None, accept_unrelated: bool, device: str, as_json: bool, **
     """
     from mergelab.config import announcements
     from mergelab.records import refuse_foreign_folder
-    from mergelab.sweeps.announce import announcement, likely_device, task_sizes
+    from mergelab.sweeps.announce import announcement, check_disk, likely_device, task_sizes
     from mergelab.sweeps.grid import expand
     from mergelab.sweeps.models import open_models
     from mergelab.sweeps.request import eval_request
@@ -42,6 +43,7 @@ def run(out: Path | None, accept_unrelated: bool, device: str, as_json: bool, **
     refuse_foreign_folder(folder)
     models = open_models(experiment.pair, say, accept_unrelated)
     specs = expand(experiment.recipe, experiment.pair)
+    check_disk(experiment.recipe, models, specs, folder)
     sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))
     for line in announcement(experiment.recipe.name, models, specs, sizes, likely_device(device)):
         say(line)
@@ -53,12 +55,16 @@ def run(out: Path | None, accept_unrelated: bool, device: str, as_json: bool, **
     with silenced():
         from mergelab.cli.progress import Progress
         from mergelab.errors import SweepError, problem_list
+        from mergelab.sweeps.cache import ResultCache
         from mergelab.sweeps.experiment import prepare
         from mergelab.sweeps.run import run as run_experiment
 
         prepared = prepare(experiment.recipe, experiment.pair, models, device, say)
         with Progress(prepared.points) as progress:
-            outcome = run_experiment(prepared, folder, progress.report, progress.finished, progress.failed)
+            cache = None if no_cache else ResultCache()
+            outcome = run_experiment(prepared, folder, progress.report, progress.finished, progress.failed, cache)
+    if outcome.num_cached:
+        say(f"{outcome.num_cached} results of parents are those of an earlier run (--no-cache makes them again).")
     if outcome.num_worked == 0 and not outcome.failures:
         say("All points were finished before; the table is made from their records.")
     print_run(folder, None, as_json)

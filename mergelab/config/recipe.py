@@ -78,6 +78,9 @@ class Evals(Document):
     max_gen_toks: dict[Text, Count] = Field(default_factory=dict)
     """Most new tokens per answer by task, at least 1, instead of the protocol's."""
 
+    replicate: bool = False
+    """Grade the vlm a second time: how many answers differ then is the noise floor of the run."""
+
 
 class Claims(Document):
     """What the verdicts are held to, fixed before the run: a change is refused in the same run folder."""

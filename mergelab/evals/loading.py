@@ -233,7 +233,7 @@ def _build_from_hub(entry: TaskEntry, config: dict[str, Any], notify: Callable[[
         )
 
     try:
-        with quiet_harness(), _offline():
+        with quiet_harness(), offline():
             return _construct(config)
     except _HUB_ERRORS as error:
         if huggingface_hub.constants.HF_HUB_OFFLINE:
@@ -248,7 +248,7 @@ def _build_from_hub(entry: TaskEntry, config: dict[str, Any], notify: Callable[[
 
 
 @contextlib.contextmanager
-def _offline() -> Iterator[None]:
+def offline() -> Iterator[None]:
     """Forbid the network to the hub client and to datasets for the duration."""
     import datasets
     import huggingface_hub.constants

@@ -125,6 +125,30 @@ def count(samples: Sequence[Sample], flag: str) -> int:
     return sum(bool(sample[flag]) for sample in samples)
 
 
+def harness_scores(task: Any, results: Any, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return lm-eval's own scores in points, parts weighted by gradable documents, and all its numbers."""
+    scores: dict[str, Any] = {}
+    for grader, key in (("strict", task.strict_key), ("flexible", task.flexible_key)):
+        total = graded = 0.0
+        for part in task.parts:
+            end = part.first_doc_id + part.loaded.num_documents
+            own = [sample for sample in samples if part.first_doc_id <= sample["doc_id"] < end]
+            size = sum(sample[grader] is not None for sample in own)
+            value = results["results"][part.loaded.name].get(key)
+            if value is not None:
+                total, graded = total + 100.0 * float(value) * size, graded + size
+        scores[grader] = total / graded if graded else None
+    scores["results"] = {
+        part.loaded.name: {
+            key: float(value)
+            for key, value in results["results"][part.loaded.name].items()
+            if "," in key and isinstance(value, int | float)
+        }
+        for part in task.parts
+    }
+    return scores
+
+
 def check_against_harness(name: str, grader: str, ours: float | None, theirs: float | None) -> None:
     """Refuse a score that lm-eval computed differently from the same answers.
 

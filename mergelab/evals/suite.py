@@ -20,7 +20,7 @@ from mergelab.evals.loading import load_subtasks
 from mergelab.evals.protocols import PROTOCOLS, Protocol
 from mergelab.evals.quiet import Progress, quiet, quiet_harness
 from mergelab.evals.request import EvalRequest
-from mergelab.evals.samples import Sample, build_samples, check_against_harness, count, score_points
+from mergelab.evals.samples import Sample, build_samples, check_against_harness, count, harness_scores, score_points
 from mergelab.evals.tasks import TASKS, nearest
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class EvalSuite:
             "generation_config": _described(harness.decoding, task.max_gen_toks),
             "strict_key": task.strict_key,
             "flexible_key": task.flexible_key,
-            "lm_eval": _harness_scores(task, results, samples),
+            "lm_eval": harness_scores(task, results, samples),
         }
         for grader in ("strict", "flexible"):
             check_against_harness(task.name, grader, metrics[grader], metrics["lm_eval"][grader])
@@ -201,7 +201,7 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
         RecipeError: The request or a task file is wrong; all problems in one message.
         MachineError: Documents or a grader's resource are not on this machine; all of them in one message.
     """
-    protocol, names, batch_size = _check(request)
+    protocol, names, batch_size = check_request(request)
     tasks: list[LoadedTask] = []
     problems: list[MergelabError] = []
     for name in names:
@@ -220,7 +220,7 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
     return EvalSuite(tuple(tasks), protocol, batch_size)
 
 
-def _check(request: EvalRequest) -> tuple[Protocol, tuple[str, ...], int]:
+def check_request(request: EvalRequest) -> tuple[Protocol, tuple[str, ...], int]:
     """Return protocol, task names and batch size, or raise every problem of the request at once."""
     if request.protocol not in PROTOCOLS:
         raise RecipeError(f"evals.protocol {request.protocol!r}: unknown{nearest(request.protocol, list(PROTOCOLS))}.")
@@ -274,30 +274,6 @@ def _collect(task: LoadedTask, results: Any, generations: list[Any]) -> tuple[li
         samples += build_samples(entry, rows, endings, part.first_doc_id)
     first = results["samples"][task.parts[0].loaded.name][0]
     return samples, str(first["arguments"][0][0])
-
-
-def _harness_scores(task: LoadedTask, results: Any, samples: list[Sample]) -> dict[str, Any]:
-    """Return lm-eval's own scores in points, parts weighted by gradable documents, and all its numbers."""
-    scores: dict[str, Any] = {}
-    for grader, key in (("strict", task.strict_key), ("flexible", task.flexible_key)):
-        total = graded = 0.0
-        for part in task.parts:
-            end = part.first_doc_id + part.loaded.num_documents
-            own = [sample for sample in samples if part.first_doc_id <= sample["doc_id"] < end]
-            size = sum(sample[grader] is not None for sample in own)
-            value = results["results"][part.loaded.name].get(key)
-            if value is not None:
-                total, graded = total + 100.0 * float(value) * size, graded + size
-        scores[grader] = total / graded if graded else None
-    scores["results"] = {
-        part.loaded.name: {
-            key: float(value)
-            for key, value in results["results"][part.loaded.name].items()
-            if "," in key and isinstance(value, int | float)
-        }
-        for part in task.parts
-    }
-    return scores
 
 
 def _described(decoding: GenerationConfig, max_gen_toks: int | None) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def notes(run: Run, rows: Sequence[Row]) -> list[str]:
     checks: tuple[Callable[[Run, Sequence[Row]], list[str]], ...] = (
         _unfinished,
         _endpoint_controls,
+        _noise_floor,
         _no_effective_change,
         _equal_points,
         _announced,
@@ -99,6 +100,27 @@ def _endpoint_controls(run: Run, rows: Sequence[Row]) -> list[str]:
             )
         elif _hash(control) != _hash(parents[role]) and None not in (_hash(control), _hash(parents[role])):
             lines.append(f"WARNING: the weights of the copy of {role} are not the weights of {role}.")
+    return lines
+
+
+def _noise_floor(run: Run, rows: Sequence[Row]) -> list[str]:
+    """What a second grading of the same weights changed: no difference below it is an effect."""
+    labels = point_labels(run.points)
+    lines: list[str] = []
+    for point in run.points:
+        for task, found in ((point.replicate or {}).get("tasks") or {}).items():
+            graded = point.tasks.get(task)
+            if graded is None or graded.metrics.get("key") != found["key"]:
+                continue  # the task was asked in another way since
+            n = found["n"]
+            shares = ", ".join(
+                f"{found[f'{grader}_discordant']} {grader} verdicts ({100 * found[f'{grader}_discordant'] / n:.1f} %)"
+                for grader in ("strict", "flexible")
+            )
+            lines.append(
+                f"noise floor: {labels[point.point_id]} graded twice on {task}: {found['different_answers']} of {n} "
+                f"answers differ, {shares}."
+            )
     return lines
 
 

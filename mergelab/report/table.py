@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,7 +94,7 @@ def to_markdown(run: Run, margin: float | None = None) -> str:
     lines = [f"# {run.experiment.get('name', run.folder.name)}", "", *_caption(run, found), ""]
     for task in dict.fromkeys(row.task for row in found):
         of_task = [row for row in found if row.task == task]
-        lines += _task_table(of_task, labels, adjusted)
+        lines += _task_table(of_task, labels, adjusted, _speed(run, task))
     said = notes(run, found)
     if said:
         lines += ["## Notes", "", *(f"- {line}" for line in said), ""]
@@ -160,7 +161,23 @@ def _caption(run: Run, found: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _task_table(found: Sequence[Row], labels: dict[str, str], adjusted: dict[tuple[str, str], float]) -> list[str]:
+def _speed(run: Run, task: str) -> str:
+    """How long a point took to answer a task, and how fast it wrote; empty where that was not recorded."""
+    done = [point.tasks[task].metrics for point in run.points if task in point.tasks]
+    timed = [metrics for metrics in done if metrics.get("seconds")]
+    if not timed:
+        return ""
+    seconds = [float(metrics["seconds"]) for metrics in timed]
+    line = f"Seconds a point: median {statistics.median(seconds):.1f}, {min(seconds):.1f} to {max(seconds):.1f}."
+    rates = [metrics["num_tokens"] / metrics["seconds"] for metrics in timed if metrics.get("num_tokens")]
+    if rates:
+        line += f" Tokens per second: median {statistics.median(rates):.0f}, {min(rates):.0f} to {max(rates):.0f}."
+    return line
+
+
+def _task_table(
+    found: Sequence[Row], labels: dict[str, str], adjusted: dict[tuple[str, str], float], speed: str
+) -> list[str]:
     reference = found[0].reference
     header = ["point", "S", "strict", "flexible", f"minus {reference}", "p", "MDE"]
     header += ["minus vlm", "recovery"] if reference == "base" else []
@@ -169,7 +186,8 @@ def _task_table(found: Sequence[Row], labels: dict[str, str], adjusted: dict[tup
     lines = [
         f"## {found[0].task}",
         "",
-        f"{found[0].modality}, protocol {found[0].protocol}, n = {max(row.n for row in found)}, reference {reference}.",
+        f"{found[0].modality}, protocol {found[0].protocol}, n = {max(row.n for row in found)}, reference {reference}."
+        + (f" {speed}" if speed else ""),
         "",
         _line(header),
         _line(["---"] * len(header)),

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mergelab.checkpoints.output_folder import check_free_space
+from mergelab.config import Recipe
 from mergelab.evals.protocols import PROTOCOLS
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.tasks import TASKS, task_path
@@ -66,6 +68,21 @@ def likely_device(name: str) -> str:
     if name != "auto":
         return name
     return "cuda" if shutil.which("nvidia-smi") else "cpu"
+
+
+def check_disk(recipe: Recipe, models: Models, points: Sequence[PointSpec], folder: Path) -> int:
+    """Return the bytes of the weights that a run will still write into its folder.
+
+    Raises:
+        MachineError: The disk cannot hold them.
+    """
+    if recipe.keep_weights != "always":
+        return 0
+    merges = sum(spec.role == "merge" for spec in points)
+    kept = sum(path.is_dir() for path in folder.glob("points/*/weights"))
+    num_bytes = max(0, merges - kept) * models.num_bytes("vlm")
+    check_free_space(folder, num_bytes)
+    return num_bytes
 
 
 def announcement(

@@ -117,25 +117,14 @@ def prepare(
         MergelabError: Anything a run would stumble over later.
     """
     device = choose_device(device)
-    check_same_rows(models.pairing)
-    check_equal_tensors(models.pairing, models.checkpoints)
-    digest = check_related(models.pairing, models.checkpoints, models.accept_unrelated)
     num_threads = threads_for(models.num_parameters("vlm"))
     if num_threads is not None and device == "cpu":
         torch.set_num_threads(num_threads)
-    jobs = tuple(plan_jobs(models.pairing, models.checkpoints, recipe.output_dtype))
+    jobs, config, ancestry = check_models(recipe, models)
     suite = load_suite(eval_request(recipe, pair), say)
     prompts = load_prompts(recipe.sink.prompts)
     tokenizers = load_tokenizers(models)
     suite.check_tokenizer(tokenizers.text)
-    has_head = any(job.tensor.name == "lm_head.weight" for job in jobs)
-    config = tower_config(models.checkpoints["vlm"].folder, has_head)
-    check_tower(config, {job.tensor.name: job.tensor.shape for job in jobs})
-    if recipe.sink.last_layers != "auto" and recipe.sink.last_layers > config.num_hidden_layers:
-        raise RecipeError(
-            f"sink.last_layers: expected 1 to {config.num_hidden_layers}, the layers of the tower, "
-            f"found {recipe.sink.last_layers}. Choose fewer, or auto."
-        )
     total = sum(models.num_bytes(role) for role in models.checkpoints)
     if total > 2 * 10**9:
         say(f"Fingerprinting {total / 1e9:.0f} GB of weights (remembered for the next run)")
@@ -151,7 +140,7 @@ def prepare(
         prompts=prompts,
         tokenizers=tokenizers,
         tower_config=config,
-        ancestry=ancestry_summary(digest, models.accept_unrelated),
+        ancestry=ancestry,
         config_hashes={
             role: hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True).encode()).hexdigest()
             for role, checkpoint in models.checkpoints.items()
@@ -159,6 +148,30 @@ def prepare(
         device=device,
         dtype=live_dtype(jobs),
     )
+
+
+def check_models(recipe: Recipe, models: Models) -> tuple[tuple[TensorJob, ...], PretrainedConfig, dict[str, Any]]:
+    """Return the work per tensor, the tower's config and what is known of the models' ancestry.
+
+    They are returned once the models are seen to fit each other and the recipe.
+
+    Raises:
+        MergelabError: They do not.
+    """
+    check_same_rows(models.pairing)
+    check_equal_tensors(models.pairing, models.checkpoints)
+    digest = check_related(models.pairing, models.checkpoints, models.accept_unrelated)
+    jobs = tuple(plan_jobs(models.pairing, models.checkpoints, recipe.output_dtype))
+    live_dtype(jobs)
+    has_head = any(job.tensor.name == "lm_head.weight" for job in jobs)
+    config = tower_config(models.checkpoints["vlm"].folder, has_head)
+    check_tower(config, {job.tensor.name: job.tensor.shape for job in jobs})
+    if recipe.sink.last_layers != "auto" and recipe.sink.last_layers > config.num_hidden_layers:
+        raise RecipeError(
+            f"sink.last_layers: expected 1 to {config.num_hidden_layers}, the layers of the tower, "
+            f"found {recipe.sink.last_layers}. Choose fewer, or auto."
+        )
+    return jobs, config, ancestry_summary(digest, models.accept_unrelated)
 
 
 def named(spec: PointSpec, fingerprints: dict[str, str], output_dtype: str) -> Point:

@@ -56,6 +56,7 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "recipe.evals.backend": "stage",
     "recipe.evals.template": "stage",
     "recipe.evals.max_gen_toks": "stage",
+    "recipe.evals.replicate": "runtime",  # a second answer beside the first; no other number changes
     "recipe.claims": "identity",
     "recipe.claims.margin": "identity",
     "recipe.claims.alpha": "identity",

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from mergelab.errors import MergelabError
+from mergelab.sweeps.cache import ResultCache
 from mergelab.sweeps.experiment import Point, Prepared, experiment_record
 from mergelab.sweeps.ledger import claim, owned
 from mergelab.sweeps.worker import Report, Worker
@@ -21,6 +22,9 @@ class Outcome:
     num_points: int
     num_worked: int = 0
     """Points that something was done for; the others were finished before."""
+
+    num_cached: int = 0
+    """Sinks and tasks of parents that came out of the cache of results."""
 
     failures: dict[str, str] = field(default_factory=dict)
     """Label of a failed point -> why."""
@@ -35,11 +39,12 @@ def run(
     report: Report = lambda point, stage, share: None,
     finished: Callable[[Point, bool], None] = lambda point, worked: None,
     failed: Callable[[Point, str], None] = lambda point, why: None,
+    cache: ResultCache | None = None,
 ) -> Outcome:
     """Do every point that is not done. The same call continues after any interruption.
 
     A point that fails is told to ``failed`` at once, and the others go on; parents come first, so a failing parent
-    is seen early.
+    is seen early. Parents are taken from the cache where it has them, and kept there.
 
     Raises:
         OutputFolderError: The folder holds something else, another experiment, or is in use.
@@ -47,7 +52,7 @@ def run(
     outcome = Outcome(len(prepared.points))
     with owned(folder):
         claim(folder, experiment_record(prepared))
-        worker = Worker(prepared, folder, report)
+        worker = Worker(prepared, folder, report, cache)
         for point in prepared.points:
             try:
                 worked = worker.work(point)
@@ -62,4 +67,5 @@ def run(
                 continue
             outcome.num_worked += worked
             finished(point, worked)
+        outcome.num_cached = worker.num_cached
     return outcome

