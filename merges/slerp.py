@@ -15,6 +15,9 @@ from merges.vectors import add_delta, check_models, check_whole
 SMALLEST_NORM = 1e-8
 """Tensors below this norm have no direction, as in mergekit."""
 
+PARALLEL = 1 - 1e-12
+"""Above this absolute cosine no great circle is determined: sin a is 0 or rounding."""
+
 
 def slerp(zero: Tensor | None, models: Sequence[Tensor], parameters: Slerp, block: Block) -> Tensor:
     """Return the spherical interpolation of two models, t = 0 the first (base) and t = 1 the second (vlm).
@@ -22,7 +25,7 @@ def slerp(zero: Tensor | None, models: Sequence[Tensor], parameters: Slerp, bloc
     Of whole tensors, flattened, with the angle a between them (cos a = <x, y> / (||x|| ||y||)):
 
         merged = sin((1 - t) a) / sin a * x  +  sin(t a) / sin a * y
-        merged = x + t (y - x)                  where |cos a| > lerp_above, or a norm is below 1e-8
+        merged = x + t (y - x)                  where |cos a| > lerp_above or 1 - 1e-12, or a norm is below 1e-8
 
     It acts on the models themselves and not on task vectors, on tensors of every kind alike; packed experts share
     one angle. Fine-tunes of one model mostly have cosines above .9995, so that SLERP is the straight line for
@@ -53,7 +56,7 @@ def slerp(zero: Tensor | None, models: Sequence[Tensor], parameters: Slerp, bloc
     if parameters.t in (0, 1):
         return (second if parameters.t else first).clone()
     cosine = _cosine(first, second)
-    if cosine is None or abs(cosine) > parameters.lerp_above:
+    if cosine is None or abs(cosine) > min(parameters.lerp_above, PARALLEL):
         return add_delta(first, (second - first) * parameters.t)
     angle = math.acos(cosine)
     near = math.sin((1 - parameters.t) * angle) / math.sin(angle)

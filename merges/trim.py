@@ -30,9 +30,8 @@ def kept_count(num_entries: int, density: float, rule: str = "at_least_one") -> 
         floor(density * num_entries)                        floor: small tensors may lose all entries
         min(num_entries, floor(density * num_entries) + 1)  threshold: the rank of the smallest kept magnitude
 
-    The floor forgives the rounding of the product: .29 * 100 is 28.999999999999996 in float64 and counts as
-        29, as
-    1/3 * 300 counts as 100. It rounds up only when the product is within 2 float64 ulps of the integer.
+    The floor forgives the rounding of the product: .29 * 100 is 28.999999999999996 in float64 and counts as 29.
+    It rounds up only when the product is within about 2 float64 ulps of the integer.
 
     Args:
         num_entries: At least 0.

@@ -52,10 +52,6 @@ class Steps:
     vision: int = 250
     vlm: int = 800
 
-    def scaled(self, factor: float) -> Steps:
-        """Return the same build with every stage ``factor`` times as long, at least one step each."""
-        return Steps(*(max(1, round(factor * steps)) for steps in (self.ancestor, self.base, self.vision, self.vlm)))
-
 
 @dataclass(frozen=True)
 class Context:

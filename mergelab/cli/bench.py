@@ -30,12 +30,14 @@ def build(out: Path, seed: int) -> None:
     Example:
       mergelab bench build --out my-pair
     """
-    from mergelab.bench.build import build_pair
+    from mergelab.bench.build import REPORT_FILE, build_pair
 
     built = build_pair(out, seed=seed, progress=say)
-    say(f"Done: {out}")
-    for line in str(built).splitlines():
-        say(line)
+    gates = built.gates
+    say(
+        f"Done: {out}, in {built.seconds / 60:.0f} minutes. Strict: base {gates.base_strict:.1f}, "
+        f"vlm {gates.vlm_strict:.1f}, pictures {gates.image_strict:.1f}; the rest is in {REPORT_FILE}."
+    )
 
 
 @bench.command()

@@ -96,8 +96,9 @@ def _placed(record: dict[str, Any], panel: list[Entry]) -> dict[str, Any]:
 def _sentence(model: dict[str, Any]) -> str:
     found = model["prediction"]
     flag = " S lies outside the panel: this is extrapolation." if found["is_extrapolation"] else ""
+    which = "bf16 read-out" if model["sink_strength_bf16"] is not None else "float32 read-out, the bf16 one is infinite"
     return (
-        f"{Path(model['model']).name}: S {found['sink_strength']:.2f} (bf16 read-out), below {found['rank']} of "
+        f"{Path(model['model']).name}: S {found['sink_strength']:.2f} ({which}), below {found['rank']} of "
         f"{found['num_pairs']} pairs. The line through them expects {found['delta']:+.1f} IFEval points "
         f"[{found['low']:+.1f}, {found['high']:+.1f}], {found['level']:.0%} by leaving out one of "
         f"{found['num_bases']} bases at a time.{flag}"

@@ -103,7 +103,7 @@ def _factors(cell: Cell) -> dict[str, float] | None:
     weights = values.get("weight" if is_mergekit(cell.method) else "weights")
     if values.get("lambda") == 0 and cell.zero_point is not None:
         return {cell.zero_point: 1.0}
-    if is_mergekit(cell.method) and name in _ENDS:
+    if name in _ENDS:
         return _end(cell, name, values)
     if not isinstance(weights, Mapping):
         return None
@@ -120,16 +120,17 @@ def _factors(cell: Cell) -> dict[str, float] | None:
 
 
 _ENDS = ("slerp", "nearswap", "passthrough")
-"""Methods of mergekit with a single number, which at its ends is a parent."""
+"""Methods with a single number, which at its ends is a parent; ours is slerp."""
 
 
 def _end(cell: Cell, name: str, values: Mapping[str, Any]) -> dict[str, float] | None:
     if name == "passthrough":
         (scale,) = values["scale"].values()
         return _rounded({cell.vectors[0]: 1.0 if scale is None else scale})
-    if values["t"] == 0 and cell.zero_point is not None:
-        return {cell.zero_point: 1.0}
-    return {cell.vectors[0]: 1.0} if name == "slerp" and values["t"] == 1 else None
+    if values["t"] == 0:
+        # mergekit starts from the zero point; our slerp has none and starts from the first model.
+        return {cell.zero_point or cell.vectors[0]: 1.0}
+    return {cell.vectors[-1]: 1.0} if name == "slerp" and values["t"] == 1 else None
 
 
 def _normalizes(cell: Cell) -> bool:

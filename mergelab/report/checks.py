@@ -23,8 +23,11 @@ SHARED_COSINE = 0.3
 OUTSIDE_SHARE = 0.3
 """A decomposition that leaves more of its norm than this outside the task vectors has made up a visible part."""
 
-DECOMPOSING = ("tsv", "iso_c")
-"""Methods that turn singular directions and can leave the plane of the task vectors by that alone."""
+DECOMPOSING = {
+    "tsv": "singular directions that overlap are turned apart",
+    "iso_c": "all singular directions get the same weight, those that hardly matter as well",
+}
+"""Methods that leave the plane of the task vectors by what they do to singular directions, and what that is."""
 
 
 def is_weak(row: Row) -> bool:
@@ -168,21 +171,44 @@ def _announced(run: Run, rows: Sequence[Row]) -> list[str]:
 
 def _shared_change(run: Run, rows: Sequence[Row]) -> list[str]:
     """One line for each pair of task vectors that overlap; all points of one zero point share theirs."""
-    found: dict[tuple[str, ...], float] = {}
+    cosines: dict[tuple[str, ...], float] = {}
+    methods: dict[tuple[str, ...], dict[str, bool | None]] = {}
     for point in run.points:
         merge = point.merge or {}
         cosine, vectors = merge.get("task_vector_cosine"), merge.get("vectors") or ()
         if point.role == "merge" and isinstance(cosine, int | float) and cosine > SHARED_COSINE and len(vectors) == 2:
-            found.setdefault((*vectors, str(merge.get("zero"))), cosine)
-    return [
-        f"shared change: the task vectors of {first} and {second} from {zero} have cosine {cosine:.2f}: lambda 1 "
-        "counts the change they share twice. lambda 0.5 is the plain average; read lambda 1 with that in mind."
-        for (first, second, zero), cosine in found.items()
-    ]
+            place = (*vectors, str(merge.get("zero")))
+            cosines.setdefault(place, cosine)
+            methods.setdefault(place, {})[str(point.point["method"])] = _averages(point)
+    lines = []
+    for place, cosine in cosines.items():
+        first, second, zero = place
+        line = f"shared change: the task vectors of {first} and {second} from {zero} have cosine {cosine:.2f}."
+        if sums := [name for name, averages in methods[place].items() if averages is False]:
+            line += (
+                f" Added up ({', '.join(sums)}), lambda 1 counts the change they share twice and lambda 0.5 is about "
+                "the average; read lambda 1 with that in mind."
+            )
+        if means := [name for name, averages in methods[place].items() if averages]:
+            line += (
+                f" Averaged ({', '.join(means)}), lambda 1 counts it once, and a smaller one stays nearer to {zero}."
+            )
+        lines.append(line)
+    return lines
+
+
+def _averages(point: PointFolder) -> bool | None:
+    """Whether lambda scales a mean of the task vectors (True) or their sum (False); None where it scales neither."""
+    method, parameters = str(point.point["method"]), point.point["parameters"] or {}
+    if "divisor" in parameters:
+        return bool(parameters["divisor"] != "none")
+    if method in ("star", "tsv", "iso_c", "task_arithmetic", "dare_linear"):
+        return method == "star"
+    return parameters.get("normalize") if "lambda" in parameters else None
 
 
 def _outside_the_plane(run: Run, rows: Sequence[Row]) -> list[str]:
-    """Overlapping task vectors are no basis, and what TSV-M puts in the place of one is arbitrary."""
+    """One line for each method that puts much of its norm where neither task vector lies."""
     labels = point_labels(run.points)
     outside: dict[str, list[tuple[str, float, float]]] = {}
     for point in run.points:
@@ -197,8 +223,8 @@ def _outside_the_plane(run: Run, rows: Sequence[Row]) -> list[str]:
         shares = f"{100 * low:.0f} %" if high - low < 0.005 else f"{100 * low:.0f} to {100 * high:.0f} %"
         lines.append(
             f"WARNING: {shares} of the norm of what {method} merged lies outside both task vectors (their cosine is "
-            f"{points[0][2]:.2f}), in {_some([name for name, _, _ in points])}: singular directions that overlap are "
-            "turned apart, which neither model asked for."
+            f"{points[0][2]:.2f}), in {_some([name for name, _, _ in points])}: {DECOMPOSING[method]}, "
+            "which neither model asked for."
         )
     return lines
 

@@ -103,7 +103,7 @@ def _controls(recipe: Recipe, pair: Pair, merges: tuple[PointSpec, ...]) -> tupl
                 PointSpec(role="control", method=COPY, parameters={"of": "vlm"}, inputs=("vlm",)),
             ]
         else:
-            # Noise is added to base whatever the zero point of the merges is (DESIGN: base + noise).
+            # Noise is added to base, whatever the zero point of the merges is.
             cell = control_cell("gaussian")
             for matched in (None,) if control == "gaussian" else merges:
                 points += [

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mergelab.cli import main
+from mergelab.cli.screen import _placed, _sentence
 from mergelab.report import panel
 from tests.builders import tiny_llama
 
@@ -81,6 +82,12 @@ def test_model_is_placed(tmp_path: Path, prompts: Path) -> None:
     assert "mine: S" in printed
     assert "this is extrapolation" in printed
     assert "Longer prompts lower S" in printed
+
+
+@pytest.mark.parametrize(("rounded", "words"), [(1.25, "S 1.25 (bf16 read-out)"), (None, "S 6.00 (float32 read-out,")])
+def test_sentence_says_which_read_out_was_placed(rounded: float | None, words: str) -> None:
+    record = {"model": "mine", "sink_strength": 6.0, "sink_strength_bf16": rounded}
+    assert words in _sentence(_placed(record, list(panel.load_panel())))
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:

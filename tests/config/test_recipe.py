@@ -74,8 +74,8 @@ BAD = {
             "seeds.1: expected a whole number, found true",
             "seeds.2: expected a whole number, found 1.5",
             "seeds.3: expected at least 0, found -1",
-            'controls.0: expected endpoints, gaussian or gaussian_per_merge, found "endpoint" '
-            "(did you mean `endpoints`?)",
+            "controls.0: expected endpoints, gaussian or gaussian_per_merge, "
+            'found "endpoint" (did you mean `endpoints`?)',
             'output_dtype: expected auto, float32, bfloat16 or float16, found "bf16" (did you mean `bfloat16`?)',
             "keep_weights: expected never or always, found true",
             'sink.last_layers: expected auto or a whole number, found "some"',

@@ -46,6 +46,11 @@ def test_near_parallel_models_go_straight_and_equal_entries_stay() -> None:
     assert between([1.0, 0.0], [-2.0, 0.0]) == [-0.5, 0.0], "opposite models have no great circle of their own"
 
 
+@pytest.mark.parametrize(("second", "merged"), [([1.0, 0.0], [1.0, 0.0]), ([-2.0, 0.0], [-0.5, 0.0])])
+def test_parallel_models_go_straight_whatever_is_asked(second: list[float], merged: list[float]) -> None:
+    assert between([1.0, 0.0], second, lerp_above=1) == merged
+
+
 @pytest.mark.parametrize("empty", [0.0, 1e-12])
 def test_a_model_without_a_direction_goes_straight(empty: float) -> None:
     assert between([empty, 0.0], [0.0, 4.0], t=0.25) == pytest.approx([0.75 * empty, 1.0])
