@@ -104,8 +104,9 @@ def test_no_cache_neither_reads_nor_writes(lab: Lab) -> None:
 
 def test_other_weights_configs_tokenizers_and_budgets_share_nothing(lab: Lab) -> None:
     lab.run("first")
+    moved = tiny_llama(lab.root / "moved", seed=7, start=lab.root / "base", noise=0.2)
     shutil.rmtree(lab.root / "base")
-    tiny_llama(lab.root / "base", seed=7, start=lab.root / "ancestor", noise=1.0)
+    moved.rename(lab.root / "base")
     lab.run("weights")
     assert lab.cached("weights") == {"ancestor", "vlm"}
     first, other = lab.parents("first")["base"], lab.parents("weights")["base"]
