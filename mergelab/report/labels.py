@@ -29,8 +29,8 @@ def copied_parent(point: PointFolder) -> str | None:
 def short_value(value: object) -> str:
     """A parameter value as people write it: 0.5, tensor, base 0.25 vlm 0.75."""
     if isinstance(value, Mapping) and "method" in value:  # the merge that a gaussian control is as large as
-        numbers = {k: v for k, v in value["parameters"].items() if type(v) in (int, float)}
-        return " ".join([str(value["method"]), *(f"{key} {short_value(number)}" for key, number in numbers.items())])
+        told = {k: v for k, v in value["parameters"].items() if type(v) in (int, float) or (k == "weights" and v)}
+        return " ".join([str(value["method"]), *(f"{key} {short_value(item)}" for key, item in told.items())])
     if isinstance(value, Mapping):
         return " ".join(f"{key} {short_value(inner)}" for key, inner in value.items())
     if isinstance(value, list):
