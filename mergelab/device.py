@@ -57,6 +57,9 @@ def visible_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
     return sorted(path.name for path in drivers.iterdir()) if drivers.is_dir() else []
 
 
-def threads_for(num_parameters: int) -> int | None:
-    """Return how many CPU threads a model of this size should use; None leaves torch's own choice."""
-    return 1 if num_parameters < SMALL_MODEL_PARAMETERS else None
+def limit_threads(num_parameters: int, device: str) -> None:
+    """Keep torch to one CPU thread for a model of this size on the CPU, if it is small; else leave torch's choice."""
+    import torch
+
+    if device == "cpu" and num_parameters < SMALL_MODEL_PARAMETERS:
+        torch.set_num_threads(1)

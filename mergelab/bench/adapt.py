@@ -37,7 +37,6 @@ from mergelab.bench.gates import generate, score
 from mergelab.bench.models import assemble_vlm, cpu_threads
 from mergelab.bench.pictures import (
     NUM_CELLS,
-    POSITIONS,
     Scene,
     draw_picture_question,
     draw_pixels,
@@ -187,7 +186,7 @@ def align_projector(
 
     def batch_loss() -> Tensor:
         scenes = tutor.scenes(ALIGNMENT_BATCH)
-        targets = torch.stack([torch.stack([embedding(place) for place in POSITIONS])] * len(scenes))
+        targets = torch.stack([torch.stack([embedding(place) for place in bench_tasks.POSITIONS])] * len(scenes))
         for row, scene in enumerate(scenes):
             targets[row, list(scene.cells)] += embedding(scene.colour) + embedding(scene.shape)
         with torch.no_grad():

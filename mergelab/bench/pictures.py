@@ -13,6 +13,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
+from mergelab.bench.data.tasks.bench_tasks import POSITIONS
 from mergelab.bench.formats import is_held_out
 
 CELL, GRID = 12, 3
@@ -28,17 +29,6 @@ COLOURS = {
     "purple": (0.6, 0.1, 0.7),
     "white": (1.0, 1.0, 1.0),
 }
-POSITIONS = (
-    "top left",
-    "top",
-    "top right",
-    "left",
-    "middle",
-    "right",
-    "bottom left",
-    "bottom",
-    "bottom right",
-)
 COUNTS = (1, 1, 2, 3, 4)
 """Drawn with equal chance, so single shapes are twice as frequent: only they have a position question."""
 

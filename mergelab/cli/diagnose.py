@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mergelab.cli.options import choose_pair, device_option, json_option, pair_options
+from mergelab.cli.options import choose_pair, device_option, json_option, pair_options, sink_options
 from mergelab.cli.printing import WIDTH, print_json, print_table, say
 
 ROLES = ("ancestor", "base", "tower")
@@ -17,15 +17,7 @@ KINDS = ("q", "k", "v", "o", "qkv", "gate", "up", "down", "gate_up", "norm", "bi
 
 @click.command()
 @pair_options
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
-    show_default=True,
-    help="Dtype of the forward passes.",
-)
-@click.option("--last-layers", type=click.IntRange(min=1), metavar="N", help="Default 10, or half of fewer than 20.")
-@click.option("--prompts", default="builtin-v1", show_default=True, metavar="FILE.jsonl", help="One prompt a line.")
+@sink_options("float32", "Dtype of the forward passes.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -57,6 +57,40 @@ def choose_pair(pair: str | None, base: str | None, vlm: str | None, ancestor: s
     return config.pair_from_folders(base, vlm, ancestor)
 
 
+def sink_options(dtype: str, dtype_help: str = "Dtype of the forward pass.") -> Callable[[Command], Command]:
+    """Add how a sink is measured: ``--dtype`` with this default, ``--last-layers`` and ``--prompts``."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(
+            (
+                click.option(
+                    "--dtype",
+                    type=click.Choice(["float32", "bfloat16"]),
+                    default=dtype,
+                    show_default=True,
+                    help=dtype_help,
+                ),
+                click.option(
+                    "--last-layers",
+                    type=click.IntRange(min=1),
+                    metavar="N",
+                    help="Default 10, or half of fewer than 20.",
+                ),
+                click.option(
+                    "--prompts",
+                    default="builtin-v1",
+                    show_default=True,
+                    metavar="FILE.jsonl",
+                    help="One prompt a line.",
+                ),
+            )
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def recipe_options(command: Command) -> Command:
     """Add the recipe argument and the options that change its fields."""
     for decorate in reversed(

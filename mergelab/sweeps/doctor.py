@@ -19,11 +19,10 @@ from mergelab.evals.suite import EvalSuite, check_request, load_suite
 from mergelab.evals.tasks import TASKS
 from mergelab.sinks.prompts import load_prompts
 from mergelab.sweeps.announce import check_disk
-from mergelab.sweeps.experiment import check_models, load_generation_config
+from mergelab.sweeps.experiment import check_models, load_generation_config, load_tokenizer
 from mergelab.sweeps.grid import expand
 from mergelab.sweeps.models import Models
 from mergelab.sweeps.request import eval_request
-from mergelab.sweeps.single import load_tokenizer
 from mergelab.towers.pairing import pair_checkpoints
 
 _FORBIDDEN = " and HF_HUB_OFFLINE"

@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,10 +16,10 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, PretrainedConfig
 
 from mergelab import __version__
-from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
+from mergelab.checkpoints.headers import Checkpoint
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.config import Pair, Recipe, announcements, resolved, zero_point_of
-from mergelab.device import choose_device, threads_for
+from mergelab.device import choose_device, limit_threads
 from mergelab.engine.ancestry import ancestry_summary, check_related
 from mergelab.engine.checks import check_equal_tensors, check_same_rows
 from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
@@ -91,7 +91,6 @@ class Prepared:
     suite: EvalSuite
     prompts: Prompts
     tokenizers: Tokenizers
-    tower_config: PretrainedConfig
     ancestry: dict[str, Any]
     """Whether the models come from one another, and whether that was overruled."""
 
@@ -117,10 +116,8 @@ def prepare(
         MergelabError: Anything a run would stumble over later.
     """
     device = choose_device(device)
-    num_threads = threads_for(models.num_parameters("vlm"))
-    if num_threads is not None and device == "cpu":
-        torch.set_num_threads(num_threads)
-    jobs, config, ancestry = check_models(recipe, models)
+    limit_threads(models.num_parameters("vlm"), device)
+    jobs, ancestry = check_models(recipe, models)
     suite = load_suite(eval_request(recipe, pair), say)
     prompts = load_prompts(recipe.sink.prompts)
     tokenizers = load_tokenizers(models)
@@ -128,7 +125,7 @@ def prepare(
     total = sum(models.num_bytes(role) for role in models.checkpoints)
     if total > 2 * 10**9:
         say(f"Fingerprinting {total / 1e9:.0f} GB of weights (remembered for the next run)")
-    fingerprints = {role: fingerprint_checkpoint(checkpoint) for role, checkpoint in models.checkpoints.items()}
+    fingerprints = models.fingerprints()
     return Prepared(
         recipe=recipe,
         pair=pair,
@@ -139,7 +136,6 @@ def prepare(
         suite=suite,
         prompts=prompts,
         tokenizers=tokenizers,
-        tower_config=config,
         ancestry=ancestry,
         config_hashes={
             role: hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True).encode()).hexdigest()
@@ -150,8 +146,8 @@ def prepare(
     )
 
 
-def check_models(recipe: Recipe, models: Models) -> tuple[tuple[TensorJob, ...], PretrainedConfig, dict[str, Any]]:
-    """Return the work per tensor, the tower's config and what is known of the models' ancestry.
+def check_models(recipe: Recipe, models: Models) -> tuple[tuple[TensorJob, ...], dict[str, Any]]:
+    """Return the work per tensor and what is known of the models' ancestry.
 
     They are returned once the models are seen to fit each other and the recipe.
 
@@ -163,15 +159,24 @@ def check_models(recipe: Recipe, models: Models) -> tuple[tuple[TensorJob, ...],
     digest = check_related(models.pairing, models.checkpoints, models.accept_unrelated)
     jobs = tuple(plan_jobs(models.pairing, models.checkpoints, recipe.output_dtype))
     live_dtype(jobs)
-    has_head = any(job.tensor.name == "lm_head.weight" for job in jobs)
-    config = tower_config(models.checkpoints["vlm"].folder, has_head)
-    check_tower(config, {job.tensor.name: job.tensor.shape for job in jobs})
+    config = text_config(models, jobs)
     if recipe.sink.last_layers != "auto" and recipe.sink.last_layers > config.num_hidden_layers:
         raise RecipeError(
             f"sink.last_layers: expected 1 to {config.num_hidden_layers}, the layers of the tower, "
             f"found {recipe.sink.last_layers}. Choose fewer, or auto."
         )
-    return jobs, config, ancestry_summary(digest, models.accept_unrelated)
+    return jobs, ancestry_summary(digest, models.accept_unrelated)
+
+
+def text_config(models: Models, jobs: Sequence[TensorJob]) -> PretrainedConfig:
+    """Return the config of the vlm's tower alone, checked against the tensors that ``jobs`` write.
+
+    Raises:
+        PairingError: It does not describe them.
+    """
+    config = tower_config(models.checkpoints["vlm"].folder, models.pairing.towers["vlm"].has_head)
+    check_tower(config, {job.tensor.name: job.tensor.shape for job in jobs})
+    return config
 
 
 def named(spec: PointSpec, fingerprints: dict[str, str], output_dtype: str) -> Point:
@@ -218,6 +223,20 @@ def load_generation_config(folder: Path) -> GenerationConfig | None:
         raise DamagedFileError(f"{path}: cannot be loaded ({error}). Fetch the file again.") from error
 
 
+def load_tokenizer(checkpoint: Checkpoint) -> Any:
+    """Load the tokenizer of a checkpoint.
+
+    Raises:
+        DamagedFileError: It is missing or cannot be loaded.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
+        raise DamagedFileError(
+            f"{checkpoint.folder}: the tokenizer cannot be loaded ({error}). Fetch its tokenizer files."
+        ) from error
+
+
 def load_tokenizers(models: Models) -> Tokenizers:
     """Load the tokenizers and generation settings of base and vlm.
 
@@ -225,20 +244,11 @@ def load_tokenizers(models: Models) -> Tokenizers:
         DamagedFileError: A tokenizer is missing, or it or the generation settings cannot be loaded.
     """
 
-    def tokenizer(role: str) -> Any:
-        folder = models.checkpoints[role].folder
-        try:
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
-            raise DamagedFileError(
-                f"{folder}: the tokenizer of {role} cannot be loaded ({error}). Fetch its tokenizer files."
-            ) from error
-
     def generation(role: str) -> GenerationConfig:
         folder = models.checkpoints[role].folder
         return load_generation_config(folder) or GenerationConfig()
 
-    text, vision = tokenizer("base"), tokenizer("vlm")
+    text, vision = (load_tokenizer(models.checkpoints[role]) for role in ("base", "vlm"))
     generations = generation("base"), generation("vlm")
     content = [
         [loaded.chat_template, loaded.eos_token, sorted(loaded.get_vocab().items()), settings.eos_token_id]

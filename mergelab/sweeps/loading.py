@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import torch
-from transformers import PretrainedConfig
 
+from mergelab.checkpoints.headers import Checkpoint
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import COPY, operation, plan_jobs
 from mergelab.engine.stream import stream
 from mergelab.engine.targets import LiveTarget
-from mergelab.live.configs import has_vlm_class
+from mergelab.live.configs import has_vlm_class, tower_config
 from mergelab.live.model import LiveModel, build_tower, load_text_model
 from mergelab.sweeps.experiment import Prepared
-from mergelab.sweeps.models import Models
+from mergelab.towers.layouts import Tower
+from mergelab.towers.pairing import pair_checkpoints
 
 
 def stored_dtype(prepared: Prepared, role: str) -> torch.dtype:
@@ -31,32 +32,32 @@ def load_text_parent(prepared: Prepared, role: str) -> LiveModel:
 
 def load_tower(prepared: Prepared, dtype: torch.dtype) -> LiveModel:
     """Load the vlm's tower in ``dtype``, with the picture view if any task asks for it."""
-    return tower_of(prepared.models, prepared.tower_config, prepared.device, dtype, with_vlm=prepared.has_vision)
+    models = prepared.models
+    live = tower_of(models.checkpoints["vlm"], models.pairing.towers["vlm"], prepared.device, dtype)
+    return live if prepared.has_vision else LiveModel(text=live.text)
 
 
-def tower_of(
-    models: Models, config: PretrainedConfig, device: str, dtype: torch.dtype, *, with_vlm: bool = False
-) -> LiveModel:
-    """Load the tower of an opened pair's vlm under its own config.
+def tower_of(checkpoint: Checkpoint, tower: Tower, device: str, dtype: torch.dtype) -> LiveModel:
+    """Load the tower of a checkpoint under its own config, with the picture view if transformers has a class for it.
 
     transformers loads the weights itself where it has a class for the vlm, so that the vlm's own scores do not pass
     through our stream. A vlm of the original LLaVA code has none; its tower is streamed in.
 
     Args:
-        models: The opened pair.
-        config: ``live.configs.tower_config`` of the vlm.
+        checkpoint: A vlm, or a plain text checkpoint.
+        tower: Its tower.
         device: Where the weights live.
         dtype: Of the weights.
-        with_vlm: Keep the picture view.
     """
-    folder = models.checkpoints["vlm"].folder
-    if not models.sees_pictures:  # a plain text checkpoint stands as vlm
+    folder = checkpoint.folder
+    if not tower.sees_pictures:
         return load_text_model(folder, device, dtype)
+    config = tower_config(folder, tower.has_head)
     if has_vlm_class(folder):
-        live = build_tower(config, device, dtype, folder)
-        return live if with_vlm else LiveModel(text=live.text)
+        return build_tower(config, device, dtype, folder)
     live = build_tower(config, device, dtype)
-    jobs = plan_jobs(models.pairing, models.checkpoints, str(dtype).removeprefix("torch."))
-    inputs = Inputs(models.checkpoints, device=device)
+    alone = {"base": checkpoint, "vlm": checkpoint}
+    jobs = plan_jobs(pair_checkpoints(alone), alone, str(dtype).removeprefix("torch."))
+    inputs = Inputs(alone, device=device)
     stream(jobs, operation(COPY, {"of": "vlm"}, None), inputs, LiveTarget(live.tensors()))
     return live

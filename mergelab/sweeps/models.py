@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
 from mergelab.checkpoints.hub import resolve_source
 from mergelab.config.pair import Pair
@@ -25,7 +26,11 @@ class Models:
     @property
     def sees_pictures(self) -> bool:
         """True if the vlm has more than a text tower; a plain text checkpoint may stand as vlm."""
-        return any(part in ("vision", "projector") for part in self.pairing.towers["vlm"].roles.values())
+        return self.pairing.towers["vlm"].sees_pictures
+
+    def fingerprints(self) -> dict[str, str]:
+        """Return the content hash of every model's weights, by role; reads them all unless they are remembered."""
+        return {role: fingerprint_checkpoint(checkpoint) for role, checkpoint in self.checkpoints.items()}
 
     def num_parameters(self, role: str) -> int:
         """Return the stored entries of a model; of the vlm, those of its tower."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PretrainedConfig
 
 from mergelab import __version__
 from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
@@ -18,21 +17,22 @@ from mergelab.checkpoints.hub import resolve_source
 from mergelab.checkpoints.output_folder import check_output_folder
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.config import Pair, Recipe, resolved
-from mergelab.device import choose_device, threads_for
+from mergelab.device import choose_device, limit_threads
 from mergelab.engine.ancestry import ancestry_summary, check_related
 from mergelab.engine.checks import check_equal_tensors, check_same_rows
 from mergelab.engine.export import Export, export_text, export_vlm
 from mergelab.engine.inputs import Inputs
-from mergelab.engine.plan import COPY, OUTPUT_DTYPES, TensorJob, operation, plan_jobs
-from mergelab.errors import DamagedFileError, PairingError, RecipeError
+from mergelab.engine.plan import COPY, OUTPUT_DTYPES, operation, plan_jobs
+from mergelab.errors import PairingError, RecipeError
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import TaskResult, load_suite
-from mergelab.live.configs import tower_config
-from mergelab.live.model import LiveModel, build_tower, check_tower, load_text_model
+from mergelab.live.configs import has_vlm_class
+from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
 from mergelab.sinks.prompts import load_prompts
-from mergelab.sweeps.experiment import Point, load_generation_config, named
+from mergelab.sweeps.experiment import Point, load_generation_config, load_tokenizer, named, text_config
 from mergelab.sweeps.grid import expand, selected_points
+from mergelab.sweeps.loading import tower_of
 from mergelab.sweeps.models import Models
 from mergelab.towers.layouts import Tower, locate_tower
 
@@ -66,8 +66,11 @@ def write_merge(
     check_equal_tensors(models.pairing, models.checkpoints)
     digest = check_related(models.pairing, models.checkpoints, models.accept_unrelated)
     jobs = plan_jobs(models.pairing, models.checkpoints, recipe.output_dtype)
-    config = _text_config(models, jobs) if layout == "text" else None
-    fingerprints = {role: fingerprint_checkpoint(checkpoint) for role, checkpoint in models.checkpoints.items()}
+    config = None
+    if layout == "text":
+        check_same_rows(models.pairing)
+        config = text_config(models, jobs)
+    fingerprints = models.fingerprints()
     point = _choose(recipe, pair, fingerprints, point_id)
     assert point.operation is not None
     manifest = {
@@ -108,7 +111,8 @@ def write_tower(pair: Pair, models: Models, out: Path) -> dict[str, Any]:
     started = time.perf_counter()
     check_output_folder(out)
     jobs = plan_jobs(models.pairing, models.checkpoints)
-    config = _text_config(models, jobs)
+    check_same_rows(models.pairing)
+    config = text_config(models, jobs)
     manifest = {
         "format": 1,
         "mergelab": __version__,
@@ -122,23 +126,13 @@ def write_tower(pair: Pair, models: Models, out: Path) -> dict[str, Any]:
     return {**manifest, "tensors": len(jobs), "seconds": time.perf_counter() - started}
 
 
-def _text_config(models: Models, jobs: Sequence[TensorJob]) -> PretrainedConfig:
-    """Return the config of the tower alone, checked against what will be written."""
-    check_same_rows(models.pairing)
-    has_head = any(job.tensor.name == "lm_head.weight" for job in jobs)
-    config = tower_config(models.checkpoints["vlm"].folder, has_head)
-    check_tower(config, {job.tensor.name: job.tensor.shape for job in jobs})
-    return config
-
-
 def find_point(recipe: Recipe, pair: Pair, models: Models, point_id: str) -> Point:
     """Return the point of this id on these models.
 
     Raises:
         RecipeError: There is none; the message lists those there are.
     """
-    fingerprints = {role: fingerprint_checkpoint(checkpoint) for role, checkpoint in models.checkpoints.items()}
-    return _choose(recipe, pair, fingerprints, point_id)
+    return _choose(recipe, pair, models.fingerprints(), point_id)
 
 
 def _choose(recipe: Recipe, pair: Pair, fingerprints: dict[str, str], point_id: str | None) -> Point:
@@ -191,10 +185,11 @@ def evaluate_model(
     device = choose_device(device)
     checkpoint, tower = _open(source, say)
     suite = load_suite(request, say)
-    sees = _sees_pictures(tower)
+    sees = tower.sees_pictures and has_vlm_class(checkpoint.folder)
     blind = [task.name for task in suite.tasks if task.modality == "vision" and not sees]
     if blind:
-        raise RecipeError(f"{source}: a text model cannot see the pictures of {', '.join(blind)}. Name --tasks.")
+        what = "a vlm without a class in transformers" if tower.sees_pictures else "a text model"
+        raise RecipeError(f"{source}: {what} cannot see the pictures of {', '.join(blind)}. Name --tasks.")
     tokenizer = load_tokenizer(checkpoint)
     suite.check_tokenizer(tokenizer)
     code = max(checkpoint.tensors.values(), key=lambda header: header.num_entries).dtype
@@ -218,24 +213,6 @@ def _open(source: str, say: Callable[[str], None]) -> tuple[Checkpoint, Tower]:
     return checkpoint, locate_tower(checkpoint.tensors, checkpoint.config)
 
 
-def _sees_pictures(tower: Tower) -> bool:
-    return any(part in ("vision", "projector") for part in tower.roles.values())
-
-
 def _load(checkpoint: Checkpoint, tower: Tower, device: str, dtype: torch.dtype) -> LiveModel:
-    num_threads = threads_for(sum(header.num_entries for header in checkpoint.tensors.values()))
-    if num_threads is not None and device == "cpu":
-        torch.set_num_threads(num_threads)
-    if not _sees_pictures(tower):
-        return load_text_model(checkpoint.folder, device, dtype)
-    return build_tower(tower_config(checkpoint.folder, tower.has_head), device, dtype, checkpoint.folder)
-
-
-def load_tokenizer(checkpoint: Checkpoint) -> Any:
-    """Load the tokenizer of a checkpoint; DamagedFileError if that fails."""
-    try:
-        return AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
-        raise DamagedFileError(
-            f"{checkpoint.folder}: the tokenizer cannot be loaded ({error}). Fetch its tokenizer files."
-        ) from error
+    limit_threads(sum(header.num_entries for header in checkpoint.tensors.values()), device)
+    return tower_of(checkpoint, tower, device, dtype)

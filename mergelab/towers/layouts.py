@@ -52,6 +52,11 @@ class Tower:
     has_head: bool
     """Whether a head is stored. A stored head beats any flag; without one the head is the embedding."""
 
+    @property
+    def sees_pictures(self) -> bool:
+        """True if the checkpoint has more than a text tower."""
+        return any(part in ("vision", "projector") for part in self.roles.values())
+
 
 def text_config_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the nested text config of a multimodal config, or the config itself."""

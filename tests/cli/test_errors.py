@@ -253,3 +253,19 @@ def test_full_disk_is_the_machines_fault() -> None:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 6, done.stderr
     assert "No space left" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_tower_of_original_llava_code_has_a_sink_and_no_eyes(tmp_path: Path) -> None:
+    """transformers has no class for model_type llava_llama: text is measured, pictures are refused."""
+    vlm = tiny_llama(tmp_path / "vlm", seed=2)
+    weights = vlm / "model.safetensors"
+    save_file(load_file(weights) | {"model.mm_projector.0.weight": torch.ones(16, 16)}, weights)
+    config = vlm / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "llava_llama"}))
+    plain = tiny_llama(tmp_path / "plain", seed=2)
+    result = mergelab("sink", vlm, plain, "--json", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(result.stdout)
+    assert first["sink_strength"] == second["sink_strength"]
+    blind = mergelab("eval", vlm, "--protocol", "bench-v1", "--device", "cpu")
+    assert_refused(blind, 3, "without a class in transformers", "bench_image")
