@@ -3,7 +3,8 @@
 Everything works on names, shapes, dtypes, configs and tokenizer files; no tensor data is read and torch is
 never imported. Bytes live in ``mergelab.checkpoints``, whose headers fit the protocols here.
 
-- ``families``: the layouts as data: prefixes, roles, buffers, and families that are refused by name.
+- ``generic``: the layouts that a prefix describes: roots, roles, buffers.
+- ``rules``: families that need more, as data; one YAML file each in ``families/``.
 - ``layouts``: find the tower of one checkpoint, ``locate_tower``.
 - ``kinds``: what a module is, ``module_kind``.
 - ``vocabulary``: tokenizer files and row maps, ``read_vocabulary``.

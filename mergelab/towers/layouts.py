@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mergelab.errors import PairingError, problem_list
-from mergelab.towers.families import (
+from mergelab.towers.generic import (
     BUFFER,
     HEAD_LEAF,
     HEAD_ROOTS,

@@ -13,7 +13,7 @@ from typing import Any
 
 from mergelab.errors import PairingError, problem_list
 from mergelab.towers.config_differences import config_differences, head_problems
-from mergelab.towers.families import FUSION_HINTS
+from mergelab.towers.generic import FUSION_HINTS
 from mergelab.towers.kinds import module_kind
 from mergelab.towers.layouts import EMBEDDING, HEAD, TensorLike, Tower, first, locate_tower, tie_flags
 from mergelab.towers.pairs import CheckpointLike, MustEqual, PairedTensor, Pairing
