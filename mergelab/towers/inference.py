@@ -17,7 +17,7 @@ from typing import Any
 from mergelab.errors import PairingError, problem_list
 from mergelab.towers.generic import BUFFER
 from mergelab.towers.layouts import EMBEDDING, HEAD, LAYER
-from mergelab.towers.leftovers import EMBEDDING_WORDS, not_vision, place_rest
+from mergelab.towers.leftovers import EMBEDDING_WORDS, group_of, not_vision, place_rest
 from mergelab.towers.matching import Match, match_layers
 from mergelab.towers.stacks import BASE_STACK, Layer, Shape, Stack, exact_coverage, find_stacks, template
 
@@ -141,36 +141,44 @@ def place_outside(base: Mapping[str, Shape], tensors: Mapping[str, Shape], stack
     wanted = dict(base)
     if EMBEDDING in base:
         wanted.setdefault(HEAD, base[EMBEDDING])
-    stacked = find_stacks(tensors)
-    loose = {n: s for n, s in tensors.items() if not any(n.startswith(f"{p}.") for p in stacked) and not BUFFER.search(n)}
+    stacks = find_stacks(tensors)
+    loose = [
+        name for name in tensors if not any(name.startswith(f"{prefix}.") for prefix in stacks) and not BUFFER.search(name)
+    ]
+    elsewhere = {group_of(f"{prefix}.0", stack) for prefix in stacks}
+    at_home = [name for name in loose if group_of(name, stack) not in elsewhere]
     found: dict[str, tuple[str, ...]] = {}
-    for name, shape in wanted.items():
+    for name in wanted:
         suffix = name.removeprefix("model.")
-        named = [n for n in loose if (n == suffix or n.endswith("." + suffix)) and similar(name, shape, loose[n])]
-        found[name] = tuple(nearest(named, stack))
-    taken = {names[0] for names in found.values() if len(names) == 1}
-    for name, shape in wanted.items():
+        fitting = [other for other in at_home if similar(name, wanted[name], tensors[other])]
+        fitting = fitting or [other for other in loose if similar(name, wanted[name], tensors[other])]
+        found[name] = tuple(nearest([o for o in fitting if o == suffix or o.endswith("." + suffix)], stack))
         if not found[name]:
-            alike = [n for n in loose if n not in taken and similar(name, shape, loose[n]) and not_vision(n)]
+            alike = [other for other in fitting if not_vision(other)]
             found[name] = tuple(alike if name in (EMBEDDING, HEAD) else nearest(alike, stack))
-    settle_ends(found)
+    taken = {names[0] for names in found.values() if len(names) == 1}
+    found = {n: names if len(names) == 1 else tuple(o for o in names if o not in taken) for n, names in found.items()}
+    settle_ends(found, HEAD in base)
     return tuple(Outside(name, names) for name, names in found.items() if names or name in base)
 
 
-def settle_ends(found: dict[str, tuple[str, ...]]) -> None:
-    """Tell embedding and head apart, in place: by their words, and a single table is the embedding."""
+def settle_ends(found: dict[str, tuple[str, ...]], has_head: bool) -> None:
+    """Tell embedding and head apart, in place: by their words, and a single table is the embedding.
+
+    ``has_head`` says whether base stores a head; if not, only a word makes a table the vlm's head.
+    """
     if EMBEDDING not in found:
         return
     for name, words in ((EMBEDDING, EMBEDDING_WORDS), (HEAD, HEAD_WORDS)):
-        if len(found[name]) > 1:
-            said = tuple(n for n in found[name] if words.search(n))
-            found[name] = said if len(said) == 1 or name == HEAD else found[name]
+        said = tuple(other for other in found[name] if words.search(other))
+        if len(found[name]) > 1 and len(said) == 1:
+            found[name] = said
     if len(found[EMBEDDING]) == 1:
-        found[HEAD] = tuple(n for n in found[HEAD] if n not in found[EMBEDDING])
-        said = tuple(n for n in found[HEAD] if HEAD_WORDS.search(n))
-        found[HEAD] = said if said or len(found[HEAD]) != 1 else ()
+        found[HEAD] = tuple(name for name in found[HEAD] if name not in found[EMBEDDING])
     elif len(found[HEAD]) == 1:
-        found[EMBEDDING] = tuple(n for n in found[EMBEDDING] if n not in found[HEAD])
+        found[EMBEDDING] = tuple(name for name in found[EMBEDDING] if name not in found[HEAD])
+    if not has_head:
+        found[HEAD] = tuple(name for name in found[HEAD] if HEAD_WORDS.search(name))
 
 
 def similar(name: str, mine: Shape, theirs: Shape) -> bool:
@@ -183,7 +191,8 @@ def similar(name: str, mine: Shape, theirs: Shape) -> bool:
 def nearest(names: Iterable[str], prefix: str) -> list[str]:
     """Return the names that share most leading parts with a prefix."""
     scored = {name: len(commonprefix([name.split("."), prefix.split(".")])) for name in names}
-    return [name for name, score in scored.items() if score == max(scored.values())]
+    most = max(scored.values(), default=0)
+    return [name for name, score in scored.items() if score == most]
 
 
 def prediction_layers(names: Iterable[str], text_config: Mapping[str, Any]) -> set[str]:
