@@ -22,7 +22,8 @@ def check_record(models: Models) -> dict[str, Any]:
         tensors are tower, vision, projector, extra), gigabytes. ``coverage``: how many tensors of base and ancestor
         are matched, virtual (a tied head stands for its embedding), explained; none is missing. ``merged`` and
         ``copied`` tensors of the vlm, ``explained`` one by one, ``config`` differences, ``rows`` of embedding and
-        head, ``tokens`` (None without tokenizer files), ``notes``.
+        head, ``tokens`` (None without tokenizer files), ``notes``, ``inferred`` (the report on a vlm of no known family,
+        else None).
     """
     pairing = models.pairing
     described = {}
@@ -63,4 +64,5 @@ def check_record(models: Models) -> dict[str, Any]:
         "rows": {name: dict(counts) for name, counts in pairing.vocabulary.items()},
         "tokens": None if tokens is None else asdict(tokens),
         "notes": list(pairing.notes),
+        "inferred": None if models.report is None else models.report.record(),
     }

@@ -14,6 +14,7 @@ from mergelab.towers.confidence import Findings, Report, report_on
 from mergelab.towers.inference import Inference, find_text_config, infer_tower, prediction_layers
 from mergelab.towers.inferred_rule import Setting, family_of, role_rules
 from mergelab.towers.layouts import EMBEDDING, Tower, locate_tower, text_config_of
+from mergelab.towers.pairing import Pairing
 from mergelab.towers.rules import Family
 
 SHOWN_MISSING = 6
@@ -61,6 +62,11 @@ def infer_family(checkpoints: Mapping[str, Checkpoint]) -> Inferred:
         rule=family.to_yaml(),
     )
     return Inferred(family, findings)
+
+
+def report_pairing(inferred: Inferred, pairing: Pairing, checkpoints: Mapping[str, Checkpoint]) -> Report:
+    """Return how sure an inferred family is, now that its pairing and sampled rows are there."""
+    return report_on(inferred.findings, pairing, ancestry_digest(pairing, checkpoints))
 
 
 def best_reading(
@@ -115,18 +121,3 @@ def no_place(inference: Inference) -> str:
         f"tensors{layers}. Without a place:",
         shown,
     )
-
-
-class UncertainPairing(PairingError):
-    """Names were mapped by inference, and not surely enough to go on unasked."""
-
-    def __init__(self, report: Report, where: str) -> None:
-        super().__init__(
-            problem_list(
-                f"{where}: no known family; how its names map to base's was inferred, with {report.verdict} confidence:",
-                report.reasons,
-                "Look at `mergelab check`, then give --accept-inferred, or keep its rule as a file, correct it, and name "
-                "the file in the pair's `family:`.",
-            )
-        )
-        self.report = report

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mergelab.errors import PairingError, problem_list
 from mergelab.towers.ancestry import COUSIN_NORM, Digest
 from mergelab.towers.pairing import Pairing
 
@@ -130,3 +131,18 @@ def far_tensors(digest: Digest) -> str:
         f"{len(best)} of {total} sampled matrices are more than {COUSIN_NORM:g} of their norm away, "
         f"the first: {best[0].name} by {best[0].relative_norm:.2f}"
     )
+
+
+class UncertainPairing(PairingError):
+    """Names were mapped by inference, and not surely enough to go on unasked."""
+
+    def __init__(self, report: Report, where: str) -> None:
+        super().__init__(
+            problem_list(
+                f"{where}: no known family; how its names map to base's was inferred, with {report.verdict} confidence:",
+                report.reasons,
+                "Look at `mergelab check`, then give --accept-inferred, or keep its rule as a file, correct it, and name "
+                "the file in the pair's `family:`.",
+            )
+        )
+        self.report = report
