@@ -94,10 +94,12 @@ def infer_tower(base: Mapping[str, Shape], tensors: Mapping[str, Shape], optiona
         raise PairingError(f"base has no {BASE_STACK}.*; its tower cannot be looked for.")
     layers = found.in_order
     stack, match, runner_up, share = best_stack(layers, find_stacks(tensors))
+    dropped = tuple(number for number in stack.layers if match.layers and number not in match.layers)
+    if any(number - sum(gone < number for gone in dropped) != place for place, number in enumerate(match.layers)):
+        raise PairingError(f"the layers {stack.prefix}.* do not count from 0: {[*stack.layers]}.")
     mine = {name: shape for name, shape in needed.items() if not name.startswith(BASE_STACK + ".")}
     beside = {name: shape for name, shape in tensors.items() if not name.startswith(stack.prefix + ".")}
     outside = place_outside(mine, beside, stack.prefix)
-    dropped = tuple(number for number in stack.layers if match.layers and number not in match.layers)
     unneeded = tuple(name for name in base if name in optional)
     return Inference(stack.prefix, match, runner_up, share, outside, dropped, unneeded)
 

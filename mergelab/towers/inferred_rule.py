@@ -9,13 +9,19 @@ from itertools import count
 from typing import Any
 
 from mergelab.towers.inference import Inference
-from mergelab.towers.matching import KINDS, Operation, Option
+from mergelab.towers.matching import KINDS, Module, Operation, Option
 from mergelab.towers.rules import Family, parse_family
 from mergelab.towers.stacks import BASE_STACK, template
 
 NAME = "inferred"
 ROLE_OF = {"vision": "vision", "projector": "projector", "extra": "extra", "other": "extra", "unknown": "extra"}
 """Role in the family of every role in the report: whatever is not understood is copied."""
+
+EXPERT_WORDS = {
+    **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down"},
+    **{"w1": "gate", "w3": "up", "w2": "down"},
+}
+"""What the modules of experts are for; the name of a stack tells which side is the hidden size."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +108,18 @@ def leaf_renames(operations: Iterable[Operation]) -> list[list[str]]:
 
 
 def canonical_source(operation: Operation) -> str:
-    """Return what a module is called before it is split: its own last name beside the base's modules."""
+    """Return what a module is called before it is split: beside the base's modules, experts as the usual families do."""
     if operation.how == "rename":
         return operation.parts[0].name
-    parent = operation.parts[0].name.rpartition(".")[0].removesuffix(".*")
-    return f"{parent}.{operation.source.name.rpartition('.')[2]}"
+    parent, parts = operation.parts[0].name.rpartition(".")[0], operation.parts
+    if operation.how in ("rows", "grouped"):
+        return f"{parent}.{operation.source.name.rpartition('.')[2]}"
+    return f"{parent.removesuffix('.*')}.{'_'.join(EXPERT_WORDS[last_name(part)] for part in parts)}_proj"
+
+
+def last_name(module: Module) -> str:
+    """Return the last part of a module's name."""
+    return module.name.rpartition(".")[2]
 
 
 def leaf_rename(source: str, target: str) -> list[str]:
@@ -119,7 +132,7 @@ def leaf_rename(source: str, target: str) -> list[str]:
 
 def split_rule(operation: Operation) -> dict[str, Any]:
     """Return the rule for projections that were fused along rows."""
-    last = [part.name.rpartition(".")[2] for part in operation.parts]
+    last = [last_name(part) for part in operation.parts]
     parent = operation.parts[0].name.rpartition(".")[0].rpartition(".")[2]
     match = f"(?<=\\.{re.escape(parent)})\\.{re.escape(operation.source.name.rpartition('.')[2])}\\."
     rows = [part.tensors[0][1][0] for part in operation.parts]
@@ -136,11 +149,11 @@ def split_rule(operation: Operation) -> dict[str, Any]:
 
 def expert_rule(operation: Operation) -> dict[str, Any]:
     """Return the rule for experts that were stacked into one tensor."""
-    name = operation.source.name.rpartition(".")[2]
+    name = canonical_source(operation).rpartition(".")[2]
     kind, shape, _ = operation.source.tensors[0]
     rule: dict[str, Any] = {
         "match": f"\\.experts\\.{re.escape(name)}" + (f"\\.{kind}$" if kind else "$"),
-        "into": [part.name.rpartition(".")[2] for part in operation.parts],
+        "into": [last_name(part) for part in operation.parts],
     }
     if operation.interleaved:
         rule["interleaved"] = True

@@ -15,7 +15,7 @@ from mergelab.checkpoints.headers import open_checkpoint
 from mergelab.checkpoints.reader import read_entries
 from mergelab.config import pair_from_folders
 from mergelab.errors import PairingError
-from mergelab.sweeps.inferred import UncertainPairing
+from mergelab.towers.confidence import UncertainPairing
 from mergelab.sweeps.models import Models, open_models
 from mergelab.towers.rules import parse_family
 from tests.builders import hand_made
@@ -173,7 +173,7 @@ def test_inserted_layers_go_through_and_a_shift_does_not(tmp_path: Path) -> None
     models = opened(tmp_path, base, vlm)
     check_pairs_truly(models, truth)
     assert models.report is not None and "layers 1, 4 are no layers of base" in models.report.operations
-    shifted = moved(truth, *((rf"layers\.{n}\.", f"layers.{(n + 1) % 4 + 10}.") for n in range(4)), *UNKNOWN_PREFIX)
+    shifted = moved(truth, *((rf"layers\.{n}\.", f"blocks.{(n + 1) % 4}.") for n in range(4)), ("^model", "foo"))
     with pytest.raises(UncertainPairing, match="shifted layers"):
         opened(tmp_path / "again", base, shifted)
 
