@@ -21,7 +21,7 @@ from mergelab.sinks.prompts import load_prompts
 from mergelab.sweeps.announce import check_disk
 from mergelab.sweeps.experiment import check_models, load_generation_config, load_tokenizer
 from mergelab.sweeps.grid import expand
-from mergelab.sweeps.models import pair_models
+from mergelab.sweeps.models import Models, pair_models
 from mergelab.sweeps.request import eval_request
 
 _FORBIDDEN = " and HF_HUB_OFFLINE"

@@ -160,9 +160,10 @@ def experiment_conflicts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list
         before, now = hashes_old.get(role), hashes_new.get(role)
         if before != now:
             problems.append(f"{role}: the folder was made with {_model(before)}, this run has {_model(now)}")
-    if hashes_old.get(MAPPING) != hashes_new.get(MAPPING):
-        before, now = (found.get(MAPPING, "one that mergelab ships")[:POINT_ID_DIGITS] for found in (hashes_old, hashes_new))
-        problems.append(f"family: the folder was made with the rules {before}, this run has {now}")
+    before, now = (found.get(MAPPING, "of mergelab") for found in (hashes_old, hashes_new))
+    if before != now:
+        digits = slice(POINT_ID_DIGITS)
+        problems.append(f"family: the folder was made with the rules {before[digits]}, this run has {now[digits]}")
     for place, name in FIXED.items():
         before, now = _at(old, place), _at(new, place)
         if canonical_json(before) != canonical_json(now):

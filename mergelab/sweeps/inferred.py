@@ -38,7 +38,7 @@ def infer_family(checkpoints: Mapping[str, Checkpoint]) -> Inferred:
     tower = locate_tower(base.tensors, base.config)
     shapes = {name: tuple(header.shape) for name, header in vlm.tensors.items()}
     headers, inference = best_reading(base, tower, shapes)
-    if inference.missing:
+    if inference.missing or not inference.match.layers:
         raise PairingError(no_place(inference))
     models = Models(headers, vlm)
     outside, undecided = settle_outside(inference, models)
@@ -89,7 +89,7 @@ def best_reading(
                 refusals.append(refusal)
     if not found:
         raise refusals[0]
-    return min(found, key=lambda pair: len(pair[1].missing))
+    return min(found, key=lambda pair: (not pair[1].match.layers, len(pair[1].missing)))
 
 
 def base_headers(base: Checkpoint, tower: Tower, apart: bool) -> dict[str, TensorHeader]:
@@ -115,9 +115,9 @@ def no_place(inference: Inference) -> str:
     """Word the refusal of a vlm in which tensors of base are not found."""
     missing = inference.missing
     shown = [*missing[:SHOWN_MISSING], *([f"... ({len(missing) - SHOWN_MISSING} more)"] * (len(missing) > SHOWN_MISSING))]
-    layers = "" if inference.match.layers else "; its layers cannot be lined up with base's"
-    return problem_list(
-        f"the best guess at its tower, {inference.prefix}.*, holds {inference.match.coverage:.0%} of base's layer "
-        f"tensors{layers}. Without a place:",
-        shown,
+    guess = (
+        f"the best guess at its tower, {inference.prefix}.*, holds {inference.match.coverage:.0%} of base's layer tensors"
     )
+    if not inference.match.layers:
+        guess += "; its layers cannot be lined up with base's"
+    return problem_list(f"{guess}. Without a place:", shown) if shown else f"{guess}."

@@ -191,7 +191,7 @@ def fused(parts: Sequence[Module]) -> tuple[tuple[str, Shape, int], ...] | None:
         return None
     result = []
     for tensors in zip(*(part.sizes for part in parts), strict=True):
-        if len({(kind, shape[1:], count) for kind, shape, count in tensors}) != 1:
+        if len({(kind, shape[1:], count) for kind, shape, count in tensors}) != 1 or () in (s for _, s, _ in tensors):
             return None
         kind, shape, count = tensors[0]
         result.append((kind, (sum(shape[0] for _, shape, _ in tensors), *shape[1:]), count))

@@ -213,7 +213,11 @@ def changed(place, value):
         ),
         ("zero_point", "base", 'zero_point: the folder has "ancestor", this run asks for "base"'),
         ("conventions", "peft", 'conventions: the folder has "paper", this run asks for "peft"'),
-        ("pair.family", "x", 'family: the folder has "auto", this run asks for "x"'),
+        (
+            "fingerprints.mapping",
+            "e" * 64,
+            "family: the folder was made with the rules of mergelab, this run has eeeeeeeeeeee",
+        ),
         (
             "fingerprints.vlm",
             "d" * 64,
