@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from mergelab.checkpoints.headers import Checkpoint
 from mergelab.checkpoints.safetensors_format import TensorHeader
-from mergelab.engine.ancestry import ancestry_digest
-from mergelab.engine.inference import Judge, Models, settle_outside
 from mergelab.errors import PairingError, problem_list
 from mergelab.towers.confidence import Findings, Report, report_on
 from mergelab.towers.inference import Inference, find_text_config, infer_tower, prediction_layers
@@ -40,14 +38,17 @@ def infer_family(checkpoints: Mapping[str, Checkpoint]) -> Inferred:
     headers, inference = best_reading(base, tower, shapes)
     if inference.missing or not inference.match.layers:
         raise PairingError(no_place(inference))
+
+    from mergelab.engine.inference import Judge, Models, settle_outside  # reads numbers, with torch; not before here
+
     models = Models(headers, vlm)
     outside, undecided = settle_outside(inference, models)
     roles = inference.roles(shapes, outside)
     setting = Setting(
         roles=role_rules(inference, shapes, roles),
         text_config=text_section(vlm, inference, headers[EMBEDDING].shape[1]),
-        model_type=str(tower.text_config.get("model_type") or ""),
-        covers=f"inferred for {vlm.folder.name}",
+        model_type=causal_type(tower, vlm),
+        covers=f"inferred for {vlm.config.get('model_type') or vlm.folder.name}",
     )
     operations, open_ends = Judge(models, inference, outside, setting).settle()
     family = family_of(inference, operations, outside, setting)
@@ -66,6 +67,8 @@ def infer_family(checkpoints: Mapping[str, Checkpoint]) -> Inferred:
 
 def report_pairing(inferred: Inferred, pairing: Pairing, checkpoints: Mapping[str, Checkpoint]) -> Report:
     """Return how sure an inferred family is, now that its pairing and sampled rows are there."""
+    from mergelab.engine.ancestry import ancestry_digest
+
     return report_on(inferred.findings, pairing, ancestry_digest(pairing, checkpoints))
 
 
@@ -109,6 +112,12 @@ def text_section(vlm: Checkpoint, inference: Inference, width: int) -> str:
     """Return where the vlm's config describes its tower, empty where that is found without being told."""
     usual = text_config_of(vlm.config)
     return "" if "num_hidden_layers" in usual else find_text_config(vlm.config, inference.match, width)
+
+
+def causal_type(base: Tower, vlm: Checkpoint) -> str:
+    """Return base's ``model_type``, empty where the vlm's text config says the same."""
+    mine = str(base.text_config.get("model_type") or "")
+    return "" if text_config_of(vlm.config).get("model_type") == mine else mine
 
 
 def no_place(inference: Inference) -> str:

@@ -12,6 +12,7 @@ from mergelab.checkpoints.hub import resolve_source
 from mergelab.config.pair import AUTO, Pair
 from mergelab.errors import DamagedFileError, MergelabError, PairingError, problem_list
 from mergelab.sweeps.identity import MAPPING, hash_family
+from mergelab.sweeps.inferred import infer_family, report_pairing
 from mergelab.towers.confidence import Report, UncertainPairing
 from mergelab.towers.pairing import Pairing, pair_checkpoints
 from mergelab.towers.rules import Family, find_family, shipped_families
@@ -113,8 +114,6 @@ def pair_models(pair: Pair, checkpoints: Mapping[str, Checkpoint], accept_inferr
 
 def infer_models(checkpoints: Mapping[str, Checkpoint], refusal: PairingError, accept_inferred: bool) -> Models:
     """Pair checkpoints by inference, or raise the refusal of those who know families, with why that failed too."""
-    from mergelab.sweeps.inferred import infer_family, report_pairing  # reads weights, so it loads torch
-
     try:
         inferred = infer_family(checkpoints)
         parted, pairing = paired(checkpoints, {"vlm": inferred.family})
