@@ -19,8 +19,12 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from mergelab.errors import DamagedFileError, PairingError, problem_list
+from mergelab.towers.generic import REPAIRS
 
 ATTENTION = "sdpa"
+
+_UNSET = -7_777_777
+"""Stands in a buffer of integers until it is computed."""
 
 
 @dataclass
@@ -37,9 +41,10 @@ class LiveModel:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the live weights by canonical name; a tied head appears once, as the embedding.
 
+        Buffers that checkpoints store (Gemma 4's layer scalars, DeepSeek's correction of the router) are weights too.
         Asked for anew before every write: code that wraps a model may replace its parameters.
         """
-        return {name: parameter.data for name, parameter in self.text.named_parameters()}
+        return dict(_weights(self.text))
 
     @property
     def num_parameters(self) -> int:
@@ -102,14 +107,14 @@ def build_tower(config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_f
         text = _with_attention(
             lambda name: AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=name)
         )
+    _compute_buffers(text, device)
     vlm = None
     if vlm_folder is None:
-        _refuse_computed_buffers(text)
-        text.to_empty(device=device)
+        for name, tensor in [*_weights(text)]:
+            _put(text, name, torch.empty_like(tensor, device=device))
     else:
-        vlm = _load(AutoModelForImageTextToText, vlm_folder, device, dtype)
+        vlm = _load(AutoModelForImageTextToText, vlm_folder, device, dtype, REPAIRS)
         _share_weights(text, vlm, tied=bool(config.tie_word_embeddings))
-    _renew_rotary(text, config, device)
     if config.tie_word_embeddings:
         text.tie_weights()
     stranded = [name for name, t in (*text.named_parameters(), *text.named_buffers()) if t.is_meta]
@@ -121,19 +126,48 @@ def build_tower(config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_f
     return LiveModel(text=text.eval(), vlm=vlm)
 
 
-def _refuse_computed_buffers(text: PreTrainedModel) -> None:
-    """Refuse a model with buffers that no checkpoint holds and nobody here computes, before they are random."""
+def _weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and storage of everything that a checkpoint of the model holds, shared storage once."""
+    stored = model.state_dict().keys()
+    yield from ((name, parameter.data) for name, parameter in model.named_parameters())
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in stored)
+
+
+def _put(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> None:
+    """Give a parameter or buffer of the model new storage."""
+    module_name, _, attribute = name.rpartition(".")
+    module = model.get_submodule(module_name)
+    is_parameter = attribute in module._parameters
+    setattr(module, attribute, torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
+
+
+def _compute_buffers(text: PreTrainedModel, device: str) -> None:
+    """Compute the buffers that no checkpoint holds, such as rotary frequencies, for a model without storage.
+
+    transformers gives each such buffer its value in the hook that also initialises weights; those have no storage here,
+    so that for them the hook does nothing.
+
+    Raises:
+        PairingError: The hook leaves a buffer as it was, which would then be random.
+    """
     stored = text.state_dict().keys()
-    rotary = [name for name, module in text.named_modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    computed = {name: buffer for name, buffer in text.named_buffers() if name not in stored}
+    for name, buffer in computed.items():
+        blank = float("nan") if buffer.is_floating_point() else _UNSET
+        _put(text, name, torch.full_like(buffer, blank, device=device))
+    owners = {name.rpartition(".")[0] for name in computed}
+    with torch.no_grad():
+        for owner in sorted(owners):
+            text._init_weights(text.get_submodule(owner))
     stranded = [
         name
-        for name, _ in text.named_buffers()
-        if name not in stored and not any(name.startswith(f"{module}.") for module in rotary)
+        for name in computed
+        if bool((value.isnan() if (value := text.get_buffer(name)).is_floating_point() else value == _UNSET).any())
     ]
     if stranded:
         raise PairingError(
             f"{type(text).__name__}: it computes {', '.join(stranded[:5])} when it is made, which cannot be done here. "
-            "Use the transformers-native conversion of this vlm."
+            "This architecture cannot be measured live yet."
         )
 
 
@@ -151,7 +185,7 @@ def check_tower(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -
         text = _with_attention(lambda name: AutoModelForCausalLM.from_config(config, attn_implementation=name))
     if config.tie_word_embeddings:
         text.tie_weights()
-    expected = {name: tuple(parameter.shape) for name, parameter in text.named_parameters()}
+    expected = {name: tuple(tensor.shape) for name, tensor in _weights(text)}
     problems = [
         f"{name}: the file has {tuple(shapes[name]) if name in shapes else 'none'}, "
         f"{type(text).__name__} {expected.get(name, 'none')}"
@@ -169,7 +203,9 @@ def check_tower(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -
         )
 
 
-def _load(auto_class: Any, folder: Path, device: str, dtype: torch.dtype) -> PreTrainedModel:
+def _load(
+    auto_class: Any, folder: Path, device: str, dtype: torch.dtype, key_mapping: Mapping[str, str] | None = None
+) -> PreTrainedModel:
     def build(attention: str) -> Any:
         return auto_class.from_pretrained(
             folder,
@@ -177,6 +213,7 @@ def _load(auto_class: Any, folder: Path, device: str, dtype: torch.dtype) -> Pre
             device_map=None if device == "cpu" else {"": device},  # straight to the device, not through host memory
             attn_implementation=attention,
             output_loading_info=True,
+            key_mapping=key_mapping,
             local_files_only=True,
             trust_remote_code=False,
         )
@@ -203,6 +240,7 @@ def _load(auto_class: Any, folder: Path, device: str, dtype: torch.dtype) -> Pre
 def _share_weights(text: PreTrainedModel, vlm: PreTrainedModel, tied: bool) -> None:
     """Make the parameters of ``text`` those of the language part of ``vlm``."""
     language = vlm.get_decoder()
+    language = getattr(language, "model", language)  # Llama 4 holds a whole causal LM there
     state = {f"model.{name}": tensor for name, tensor in language.state_dict().items()}
     if not tied:
         state["lm_head.weight"] = vlm.get_output_embeddings().weight.data
@@ -213,11 +251,3 @@ def _share_weights(text: PreTrainedModel, vlm: PreTrainedModel, tied: bool) -> N
             f"{type(vlm).__name__}: its language weights do not fill {type(text).__name__}: "
             f"missing {missing[:5]}, left over {outcome.unexpected_keys[:5]}."
         )
-
-
-def _renew_rotary(text: PreTrainedModel, config: PretrainedConfig, device: str) -> None:
-    """Compute the rotary buffers anew: they are no weights, and a model built without storage has none."""
-    for module in text.modules():
-        for name, child in module.named_children():
-            if type(child).__name__.endswith("RotaryEmbedding"):
-                setattr(module, name, type(child)(config=config).to(device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from mergelab.towers.generic import (
     HEAD_ROOTS,
     HEADLESS,
     REFUSED,
+    REPAIRS,
     ROLES,
     STRIPPED,
     TEXT_CONFIG_KEYS,
@@ -138,6 +140,13 @@ def canonical_name(name: str, known: Collection[str] = ()) -> tuple[str, str]:
             if TOWER_LEAF.fullmatch(rest) or "model." + rest in known:
                 return root, "model." + rest
     return "", ""
+
+
+def repaired(name: str) -> str:
+    """Return a stored name as it was before transformers 5.4 or 5.5 corrupted it; any other name as it is."""
+    for pattern, replacement in REPAIRS.items():
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def role_of(name: str) -> str:
