@@ -8,13 +8,14 @@ Only what the folder itself declares is read: the files that ``model.safetensors
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mergelab.checkpoints.pickled import read_pickled_headers
 from mergelab.checkpoints.safetensors_format import TensorHeader, load_object, read_headers
 from mergelab.errors import DamagedFileError, problem_list
+from mergelab.strides import View
 
 __all__ = ["INDEX_NAME", "SINGLE_NAME", "Checkpoint", "TensorHeader", "open_checkpoint"]
 
@@ -40,6 +41,29 @@ class Checkpoint:
     """``config.json`` as it stands."""
     shards: tuple[Path, ...]
     """The weight files, in name order."""
+    parts: Mapping[str, TensorHeader] = field(default_factory=dict)
+    """Weights inside fused tensors, by a name made up for each; see ``with_parts``."""
+
+    def header(self, name: str) -> TensorHeader:
+        """Return the header of a tensor, or of a part of one."""
+        return self.parts[name] if name in self.parts else self.tensors[name]
+
+    def with_parts(self, parts: Mapping[str, tuple[str, View]]) -> Checkpoint:
+        """Return the same checkpoint with weights inside fused tensors to be read by names of their own.
+
+        Args:
+            parts: Name of the part -> stored name of its tensor, and which entries it has.
+
+        Raises:
+            ValueError: A part leaves its tensor, or takes a stored name.
+        """
+        headers = {}
+        for name, (stored, view) in parts.items():
+            whole = self.tensors[stored]
+            if name in self.tensors or view.whole.offset + view.whole.span > whole.num_entries:
+                raise ValueError(f"{name}: no part of {stored} {whole.shape}: {view}")
+            headers[name] = replace(whole, name=name, shape=view.shape, view=view)
+        return replace(self, parts=headers)
 
     @property
     def is_pickled(self) -> bool:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mergelab.strides import View
+
 DTYPE_BITS = {
     "BOOL": 8,
     "U8": 8,
@@ -57,6 +59,8 @@ class TensorHeader:
     path: Path
     start: int
     end: int
+    view: View | None = None
+    """Of a part of the tensor at ``start``: which of its entries, and in which order. None: all of them."""
 
     @property
     def num_entries(self) -> int:
@@ -66,7 +70,7 @@ class TensorHeader:
     @property
     def num_bytes(self) -> int:
         """Size of the data on disk."""
-        return self.end - self.start
+        return self.end - self.start if self.view is None else tensor_bytes(self.dtype, self.shape)
 
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:

@@ -29,7 +29,7 @@ def ancestry_digest(pairing: Pairing, checkpoints: Mapping[str, Checkpoint]) -> 
     stored = {paired.name: paired.stored for paired in pairing.tensors}
 
     def read(role: str, name: str) -> Block:
-        return sampled_rows(checkpoints[role].tensors[stored[name][role]])
+        return sampled_rows(checkpoints[role].header(stored[name][role]))
 
     roles = [role for role in ("ancestor", "base") if role in checkpoints]
     return digest_ancestry(linear_modules(pairing.tensors), roles, read)

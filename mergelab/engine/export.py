@@ -13,10 +13,12 @@ from mergelab.checkpoints.reader import read_entries, torch_dtype
 from mergelab.checkpoints.writer import CheckpointWriter, TensorPlan
 from mergelab.engine.deltas import UnscaledDeltas
 from mergelab.engine.inputs import Inputs
+from mergelab.engine.outlets import outlets
 from mergelab.engine.plan import BLOCK_ENTRIES, Operation, TensorJob
 from mergelab.engine.statistics import MergeStatistics
 from mergelab.engine.stream import Progress, stream
-from mergelab.engine.targets import ShardTarget
+from mergelab.engine.targets import ShardTarget, TextTarget
+from mergelab.strides import View
 from mergelab.towers.pairing import Pairing
 
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
@@ -74,21 +76,21 @@ def export_vlm(
     """
     vlm = export.vlm
     by_stored = {job.tensor.stored["vlm"]: job for job in export.jobs}
-    plans = [
-        TensorPlan(name, by_stored[name].dtype if name in by_stored else header.dtype, header.shape)
-        for name, header in vlm.tensors.items()
-    ]
-    with CheckpointWriter(out, plans, _shard_bytes(vlm)) as writer:
+    parts = _parts(export)
+    dtypes = {parts[name][0] if name in parts else name: job.dtype for name, job in by_stored.items()}
+    plans = [TensorPlan(name, dtypes.get(name, header.dtype), header.shape) for name, header in vlm.tensors.items()]
+    with CheckpointWriter(out, plans, _shard_bytes(vlm), parts) as writer:
         statistics = stream(
             export.jobs,
             export.operation,
             export.inputs,
-            ShardTarget(writer, lambda job: job.tensor.stored["vlm"]),
+            ShardTarget(writer),
             progress,
             export.deltas,
         )
-        for name in vlm.tensors:
-            if name not in by_stored:
+        fused = {stored for stored, _ in parts.values()}
+        for name in (*vlm.tensors, *parts):
+            if name not in by_stored and name not in fused:
                 _copy_tensor(writer, export.inputs, name)
         for path in sorted(vlm.folder.iterdir()):
             is_weight = path.name.endswith(WEIGHT_SUFFIXES)
@@ -107,6 +109,7 @@ def export_text(
     out: Path,
     manifest: Mapping[str, Any],
     config: Mapping[str, Any],
+    shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress | None = None,
 ) -> MergeStatistics:
     """Write the tower alone as an ordinary text checkpoint: canonical names, base's tokenizer and template.
@@ -116,6 +119,8 @@ def export_text(
         out: The folder to appear; it must not exist or be empty.
         manifest: Goes into ``mergelab.json`` beside the weights.
         config: The tower's causal-LM config. Tying follows the tensors: no head tensor, tied.
+        shapes: Name -> shape of every tensor of the text model; the jobs must fill them (``check_outlets``).
+            None: one tensor for every job.
         progress: Called with entries done and entries in all.
 
     Raises:
@@ -123,9 +128,11 @@ def export_text(
         MachineError: The disk is too small.
     """
     base = export.inputs.checkpoints["base"].folder
-    plans = [TensorPlan(job.tensor.name, job.dtype, tuple(job.tensor.shape)) for job in export.jobs]
+    if shapes is None:
+        shapes = {job.tensor.name: tuple(job.tensor.shape) for job in export.jobs}
+    plans = [TensorPlan(outlet.name, job.dtype, outlet.shape) for job in export.jobs for outlet in outlets(job, shapes)]
     with CheckpointWriter(out, plans, _shard_bytes(export.vlm)) as writer:
-        target = ShardTarget(writer, lambda job: job.tensor.name)
+        target = TextTarget(writer, shapes)
         statistics = stream(export.jobs, export.operation, export.inputs, target, progress)
         for name in TEXT_FILES:
             if (base / name).is_file():
@@ -135,6 +142,11 @@ def export_text(
         writer.add_file("config.json", _json({**_with_dtype(dict(config), dtype), "dtype": dtype}))
         writer.add_file(MANIFEST, _json({**manifest, "as": "text", "statistics": statistics.record()}))
     return statistics
+
+
+def _parts(export: Export) -> dict[str, tuple[str, View]]:
+    """Return the parts that the vlm's fused tensors are written through."""
+    return {name: (part.stored, part.view) for name, part in export.pairing.views.get("vlm", {}).items()}
 
 
 def _copy_tensor(writer: CheckpointWriter, inputs: Inputs, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from mergelab.errors import DamagedFileError, PairingError, problem_list
+from mergelab.errors import DamagedFileError, PairingError
 from mergelab.towers.generic import REPAIRS
+from mergelab.towers.parts import find_parts
 
 ATTENTION = "sdpa"
 
@@ -41,15 +42,36 @@ class LiveModel:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the live weights by canonical name; a tied head appears once, as the embedding.
 
-        Buffers that checkpoints store (Gemma 4's layer scalars, DeepSeek's correction of the router) are weights too.
-        Asked for anew before every write: code that wraps a model may replace its parameters.
+        Experts that lie stacked in memory appear one by one, as the class stores them. Buffers that checkpoints store
+        (Gemma 4's layer scalars, DeepSeek's correction of the router) are weights too. Asked for anew before every
+        write: code that wraps a model may replace its parameters.
         """
-        return dict(_weights(self.text))
+        return _expert_by_expert(dict(_weights(self.text)))
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the text view."""
         return sum(parameter.numel() for parameter in self.text.parameters())
+
+
+def _expert_by_expert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Replace stacked experts [experts, rows, columns] by views of each one.
+
+    Classes that stack them so store them one by one; those that stack them transposed (Llama4, GPT-OSS) store the
+    stack, and theirs stays.
+    """
+    stacked = find_parts(None, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, {})
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        parts = stacked.get(name, ())
+        if not parts or not all(part.view.whole.is_run for part in parts):
+            found[name] = tensor
+            continue
+        flat = tensor.view(-1)
+        for part in parts:
+            first = part.view.offset
+            found[part.name] = flat[first : first + part.view.num_entries].view(part.view.shape)
+    return found
 
 
 @contextmanager
@@ -171,36 +193,16 @@ def _compute_buffers(text: PreTrainedModel, device: str) -> None:
         )
 
 
-def check_tower(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuse a config that does not describe the tensors of its tower, before anything is loaded or written.
+def tower_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of every weight of a tower's text model, as ``LiveModel.tensors`` will name them.
 
-    Args:
-        config: The tower's causal-LM config.
-        shapes: Canonical name -> shape of every tower tensor that a merge writes.
-
-    Raises:
-        PairingError: With the tensors that the model class lacks, has besides, or has in another shape.
+    No weight is allocated. A tied head is left out.
     """
     with torch.device("meta"):
         text = _with_attention(lambda name: AutoModelForCausalLM.from_config(config, attn_implementation=name))
     if config.tie_word_embeddings:
         text.tie_weights()
-    expected = {name: tuple(tensor.shape) for name, tensor in _weights(text)}
-    problems = [
-        f"{name}: the file has {tuple(shapes[name]) if name in shapes else 'none'}, "
-        f"{type(text).__name__} {expected.get(name, 'none')}"
-        for name in dict.fromkeys((*shapes, *expected))
-        if name not in shapes or name not in expected or tuple(shapes[name]) != expected[name]
-    ]
-    if problems:
-        more = [f"... ({len(problems) - 8} more)"] if len(problems) > 8 else []
-        raise PairingError(
-            problem_list(
-                "vlm: its config.json does not describe its language weights:",
-                [*problems[:8], *more],
-                "Fetch config.json and the weights from the same place again.",
-            )
-        )
+    return {name: tuple(tensor.shape) for name, tensor in LiveModel(text).tensors().items()}
 
 
 def _load(

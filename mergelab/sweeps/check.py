@@ -29,7 +29,7 @@ def check_record(models: Models) -> dict[str, Any]:
     coverage = {}
     for role, checkpoint in models.checkpoints.items():
         tower = pairing.towers[role]
-        dtypes = Counter(checkpoint.tensors[stored].dtype for stored in tower.stored.values())
+        dtypes = Counter(checkpoint.header(stored).dtype for stored in tower.stored.values())
         parts = Counter(tower.roles.values())
         described[role] = {
             "folder": str(checkpoint.folder),

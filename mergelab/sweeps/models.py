@@ -12,6 +12,7 @@ from mergelab.checkpoints.hub import resolve_source
 from mergelab.config.pair import Pair
 from mergelab.errors import DamagedFileError, MergelabError, problem_list
 from mergelab.towers.pairing import Pairing, pair_checkpoints
+from mergelab.towers.rules import Family
 
 
 @dataclass(frozen=True)
@@ -70,4 +71,19 @@ def open_models(pair: Pair, say: Callable[[str], None] = lambda line: None, acce
     for name, checkpoint in checkpoints.items():
         if checkpoint.is_pickled:
             say(f"{name}: {checkpoint.shards[0].name} is pickled; it is read through torch's weights-only loading")
-    return Models(checkpoints, pair_checkpoints(checkpoints), accept_unrelated)
+    return Models(*paired(checkpoints), accept_unrelated)
+
+
+def paired(
+    checkpoints: Mapping[str, Checkpoint], families: Mapping[str, Family] | None = None
+) -> tuple[dict[str, Checkpoint], Pairing]:
+    """Return the pairing of checkpoints, and the checkpoints with the parts of fused tensors that it speaks of.
+
+    Raises:
+        PairingError: They do not fit.
+    """
+    pairing = pair_checkpoints(checkpoints, families)
+    return {
+        role: checkpoint.with_parts({name: (part.stored, part.view) for name, part in pairing.views[role].items()})
+        for role, checkpoint in checkpoints.items()
+    }, pairing

@@ -18,9 +18,13 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
+from mergelab.checkpoints.headers import open_checkpoint
+from mergelab.engine.outlets import check_outlets
+from mergelab.engine.plan import plan_jobs
 from mergelab.errors import DamagedFileError, PairingError
 from mergelab.live.configs import tower_config
-from mergelab.live.model import LiveModel, build_tower, check_tower, load_text_model
+from mergelab.live.model import LiveModel, build_tower, load_text_model, tower_shapes
+from mergelab.towers.pairing import pair_checkpoints
 from tests.builders import TEXT_SIZE, tiny_llama, tiny_llava
 
 VISION = {"depth": 1, "num_heads": 2, "intermediate_size": 32}
@@ -175,8 +179,12 @@ def test_damaged_config_is_named(tmp_path: Path) -> None:
 def test_config_that_does_not_describe_its_tower_is_refused_by_name(tmp_path: Path, tied: bool) -> None:
     folder = tiny_llava(tmp_path / "vlm", tie_word_embeddings=tied)
     config = tower_config(folder, has_head=not tied)
-    shapes = {name: tensor.shape for name, tensor in build_tower(config, "cpu", torch.float32).tensors().items()}
-    check_tower(config, shapes)
+    checkpoints = {role: open_checkpoint(folder) for role in ("base", "vlm")}
+    jobs = plan_jobs(pair_checkpoints(checkpoints), checkpoints)
+    check_outlets(jobs, tower_shapes(config), "LlamaForCausalLM")
     config.num_hidden_layers = 3
-    with pytest.raises(PairingError, match=r"layers\.2\.self_attn\.q_proj\.weight: the file has none"):
-        check_tower(config, shapes)
+    with pytest.raises(PairingError, match=r"layers\.2\.self_attn\.q_proj\.weight: the file has none, LlamaFor"):
+        check_outlets(jobs, tower_shapes(config), "LlamaForCausalLM")
+    config.num_hidden_layers, config.intermediate_size = 2, 32
+    with pytest.raises(PairingError, match=r"gate_proj\.weight: the file has \(24, 16\), LlamaForCausalLM \(32, 16\)"):
+        check_outlets(jobs, tower_shapes(config), "LlamaForCausalLM")
