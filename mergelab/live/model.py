@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from mergelab.errors import DamagedFileError, PairingError
 from mergelab.towers.generic import REPAIRS
+from mergelab.towers.layouts import locate_tower
 from mergelab.towers.parts import find_parts
 
 ATTENTION = "sdpa"
@@ -239,14 +240,31 @@ def _load(
     return model.to(device).eval()
 
 
+@dataclass(frozen=True)
+class _InMemory:
+    """What ``locate_tower`` asks of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
 def _share_weights(text: PreTrainedModel, vlm: PreTrainedModel, tied: bool) -> None:
-    """Make the parameters of ``text`` those of the language part of ``vlm``."""
-    language = vlm.get_decoder()
-    language = getattr(language, "model", language)  # Llama 4 holds a whole causal LM there
-    state = {f"model.{name}": tensor for name, tensor in language.state_dict().items()}
-    if not tied:
-        state["lm_head.weight"] = vlm.get_output_embeddings().weight.data
-    outcome = text.load_state_dict(state, strict=False, assign=True)
+    """Make the parameters of ``text`` those of the language part of ``vlm``.
+
+    The rules that read names on disk read those in memory as well. Rows that only the vlm's vocabulary has stay out.
+    """
+    memory = vlm.state_dict()
+    expected = {name: tensor.shape for name, tensor in text.state_dict().items()}
+    headers = {name: _InMemory(tuple(tensor.shape), str(tensor.dtype)) for name, tensor in memory.items()}
+    stored = dict(locate_tower(headers, vlm.config.to_dict(), expected).stored)
+    if tied:
+        stored.pop("lm_head.weight", None)
+    state = {name: memory[own] for name, own in stored.items()}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in state and name in expected and len(state[name]) > expected[name][0]:
+            state[name] = state[name][: expected[name][0]]
+    wrong = [name for name, tensor in state.items() if expected.get(name, tensor.shape) != tensor.shape]
+    outcome = text.load_state_dict({n: t for n, t in state.items() if n not in wrong}, strict=False, assign=True)
     missing = [name for name in outcome.missing_keys if not (tied and name == "lm_head.weight")]
     if missing or outcome.unexpected_keys:
         raise PairingError(

@@ -194,6 +194,12 @@ def save_vlm(vlm: PreTrainedModel, folder: Path, layout: Layout) -> None:
         tensors = {repeated(name): tensor for name, tensor in tensors.items()}
     elif layout == "transposed":
         tensors = {name: t.mT.contiguous() if ".experts." in name else t for name, t in tensors.items()}
+    elif layout == "hub" and vlm.config.model_type == "molmo2":
+        # Its class halves the embedding where the hub cuts it at the rows of the head.
+        names = [f"model.transformer.wte.{name}" for name in ("embedding", "new_embedding")]
+        rows = torch.cat([tensors[name] for name in names])
+        known = len(tensors["lm_head.weight"])
+        tensors |= {names[0]: rows[:known].clone(), names[1]: rows[known:].clone()}
     elif layout == "hub" and vlm.config.model_type == "kimi_k25":
         # A rule of its table for the vision tower is not anchored, so that its own class cannot load what it saves.
         tensors = {
