@@ -13,6 +13,9 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from mergelab.errors import DamagedFileError, PairingError
+from mergelab.towers.detection import family_of_type
+from mergelab.towers.rules import Family
+from mergelab.towers.text_config import derived_config, nested_config
 
 PLAIN_TYPES = {
     "qwen2_vl_text": "qwen2",
@@ -27,9 +30,6 @@ PLAIN_TYPES = {
 
 Three equal position rows make multimodal rotary embeddings the plain ones, and Mllama skips its inserted layers.
 """
-
-CUSTOM_TYPES = {"llava_llama": "llama", "llava_mistral": "mistral", "llava_qwen": "qwen2", "cambrian_llama": "llama"}
-"""Flat configs of original (not transformers) repositories: the text model's own fields under another name."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def has_vlm_class(folder: Path) -> bool:
     return read_config(folder).get("model_type") in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 
-def tower_config(folder: Path, has_head: bool) -> PretrainedConfig:
+def tower_config(folder: Path, has_head: bool, family: Family | None = None) -> PretrainedConfig:
     """Return the config under which a tower loads as an ordinary causal LM.
 
     The rotary base, epsilons and windows are the tower's own. Multimodal rotary sections are dropped, which on
@@ -64,15 +64,18 @@ def tower_config(folder: Path, has_head: bool) -> PretrainedConfig:
     Args:
         folder: The vlm's folder (or that of a plain text checkpoint).
         has_head: True if the tower has its own output head.
+        family: The tower's family; None: told by the model_type alone.
 
     Raises:
         PairingError: No causal-LM class is known for this kind of tower.
     """
     raw = read_config(folder)
     model_type = str(raw.get("model_type", ""))
-    if model_type in CUSTOM_TYPES:
-        fields = {key: value for key, value in raw.items() if not key.startswith(("mm_", "vision_", "image_"))}
-        text = CONFIG_MAPPING[CUSTOM_TYPES[model_type]](**{**fields, "model_type": CUSTOM_TYPES[model_type]})
+    derived = derived_config(raw, family or family_of_type(model_type))
+    if derived is None and model_type not in CONFIG_MAPPING:
+        derived = nested_config(raw)
+    if derived is not None and derived["model_type"] in CONFIG_MAPPING:
+        text = CONFIG_MAPPING[derived["model_type"]](**derived)
     elif model_type in CONFIG_MAPPING:
         text = AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
     else:

@@ -93,6 +93,9 @@ PACKED = re.compile(
 HEADLESS = re.compile(r"(?:layers\.\d+\.|embed_tokens\.weight$)")
 """A model saved without its causal-LM class: no `model.` prefix, no head."""
 
+ADAPTERS = re.compile(r"\.base_layer\.|\.lora_[AB]\.")
+"""Linear layers with LoRA adapters; refused unless a family says that text does without them."""
+
 FUSION_HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\.experts\."), "experts are stored in a form that no family file describes"),
     (re.compile(r"\.(?:qkv_proj|gate_up_proj|query_key_value)\."), "projections are fused on one side only"),

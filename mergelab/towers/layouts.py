@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from mergelab.errors import PairingError, problem_list
 from mergelab.towers.detection import choose_family
 from mergelab.towers.generic import (
+    ADAPTERS,
     BUFFER,
     HEAD_LEAF,
     HEAD_ROOTS,
@@ -107,6 +108,8 @@ def locate_tower(
     refuse_packed(tensors)
     if family is None:
         family = choose_family(tensors, config)
+    if family is None or family.lora is None:
+        refuse_adapters(tensors)
     text_config = text_config_of(config, family)
     naming = Naming(family, text_config, known)
     stored: dict[str, str] = {}
@@ -239,6 +242,13 @@ def refuse_packed(tensors: Mapping[str, TensorLike]) -> None:
         raise PairingError(
             f"{found}: these are quantised weights, which store packed numbers. Use the unquantised checkpoint."
         )
+
+
+def refuse_adapters(tensors: Mapping[str, TensorLike]) -> None:
+    """Raise PairingError for adapters that no family speaks of: they are part of what the model computes."""
+    found = next((name for name in tensors if ADAPTERS.search(name)), None)
+    if found is not None:
+        raise PairingError(f"{found}: LoRA adapters lie beside the weights. Fold them in first.")
 
 
 def no_tower(tensors: Mapping[str, TensorLike]) -> str:

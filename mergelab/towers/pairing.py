@@ -222,9 +222,10 @@ class Accounts:
 
     def note_families(self) -> None:
         """Note what a family file wants a person to know."""
-        for role, tower in self.towers.items():
-            if tower.family is not None:
-                self.notes.extend(f"{role}: {tower.family.family}: {note}" for note in tower.family.notes)
+        for role in ("vlm", *self.others):
+            family = self.towers[role].family
+            if family is not None and (role == "vlm" or family != self.towers["vlm"].family):
+                self.notes.extend(f"{role}: {family.family}: {note}" for note in family.notes)
 
     def note_ties(self) -> None:
         """Note tie flags that contradict each other or the file."""
