@@ -175,7 +175,8 @@ def text_config(models: Models, jobs: Sequence[TensorJob]) -> PretrainedConfig:
     Raises:
         PairingError: It does not describe them.
     """
-    config = tower_config(models.checkpoints["vlm"].folder, models.pairing.towers["vlm"].has_head)
+    tower = models.pairing.towers["vlm"]
+    config = tower_config(models.checkpoints["vlm"].folder, tower.has_head, tower.family)
     check_outlets(jobs, tower_shapes(config), " ".join(config.architectures or []))
     return config
 

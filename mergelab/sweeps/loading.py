@@ -52,7 +52,7 @@ def tower_of(checkpoint: Checkpoint, tower: Tower, device: str, dtype: torch.dty
     folder = checkpoint.folder
     if not tower.sees_pictures:
         return load_text_model(folder, device, dtype)
-    config = tower_config(folder, tower.has_head)
+    config = tower_config(folder, tower.has_head, tower.family)
     if has_vlm_class(folder):
         return build_tower(config, device, dtype, folder)
     live = build_tower(config, device, dtype)

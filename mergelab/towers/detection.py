@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mergelab.errors import PairingError
-from mergelab.towers.generic import TEXT_CONFIG_KEYS
 from mergelab.towers.rules import Family, shipped_families
 
 
@@ -26,11 +25,11 @@ def choose_family(
     Raises:
         PairingError: Two families fit equally well.
     """
-    types = model_types(config)
+    model_type = config.get("model_type")
     scores: dict[str, tuple[Family, tuple[bool, bool]]] = {}
     for family in shipped_families() if families is None else families:
         detect = family.detect
-        named = bool(types.intersection(detect.model_type))
+        named = model_type in detect.model_type
         by_keys = bool(detect.keys_all) and all(any_found(pattern, names) for pattern in detect.keys_all)
         if (by_keys or (named and not detect.keys_all)) and not any(
             any_found(pattern, names) for pattern in detect.keys_none
@@ -46,10 +45,10 @@ def choose_family(
     return chosen[0]
 
 
-def model_types(config: Mapping[str, Any]) -> set[str]:
-    """Return the ``model_type`` of a config and of its text config."""
-    sections = [config, *(config.get(key) for key in TEXT_CONFIG_KEYS)]
-    return {str(section.get("model_type", "")) for section in sections if isinstance(section, Mapping)} - {""}
+def family_of_type(model_type: str) -> Family | None:
+    """Return the one shipped family that names this ``model_type``; None if there is none or there are several."""
+    found = [family for family in shipped_families() if model_type in family.detect.model_type]
+    return found[0] if len(found) == 1 else None
 
 
 def any_found(pattern: Any, names: Iterable[str]) -> bool:

@@ -11,11 +11,13 @@ from typing import Any, Protocol
 from mergelab.errors import PairingError, problem_list
 from mergelab.towers.detection import choose_family
 from mergelab.towers.generic import (
+    ADAPTERS,
     BUFFER,
     HEAD_LEAF,
     HEAD_ROOTS,
     HEADLESS,
     PACKED,
+    REPAIRS,
     ROLES,
     STRIPPED,
     TEXT_CONFIG_KEYS,
@@ -106,6 +108,8 @@ def locate_tower(
     refuse_packed(tensors)
     if family is None:
         family = choose_family(tensors, config)
+    if family is None or family.lora is None:
+        refuse_adapters(tensors)
     text_config = text_config_of(config, family)
     naming = Naming(family, text_config, known)
     stored: dict[str, str] = {}
@@ -217,6 +221,13 @@ def canonical_name(name: str, known: Collection[str] = ()) -> tuple[str, str]:
     return "", ""
 
 
+def repaired(name: str) -> str:
+    """Return a stored name as it was before transformers 5.4 or 5.5 corrupted it; any other name as it is."""
+    for pattern, replacement in REPAIRS.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 def role_of(name: str) -> str:
     """Return vision, projector or extra for a tensor outside the tower, empty if unknown."""
     match = STRIPPED.match(name)
@@ -231,6 +242,13 @@ def refuse_packed(tensors: Mapping[str, TensorLike]) -> None:
         raise PairingError(
             f"{found}: these are quantised weights, which store packed numbers. Use the unquantised checkpoint."
         )
+
+
+def refuse_adapters(tensors: Mapping[str, TensorLike]) -> None:
+    """Raise PairingError for adapters that no family speaks of: they are part of what the model computes."""
+    found = next((name for name in tensors if ADAPTERS.search(name)), None)
+    if found is not None:
+        raise PairingError(f"{found}: LoRA adapters lie beside the weights. Fold them in first.")
 
 
 def no_tower(tensors: Mapping[str, TensorLike]) -> str:

@@ -26,7 +26,7 @@ ItemT = TypeVar("ItemT")
 Items = Annotated[tuple[ItemT, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
 Regex = re.Pattern[str]
 When = dict[str, Any]
-"""Fields of the text config with the values they must have; a field that is not there counts as false."""
+"""Fields of the text config with the value, or one of a list of values, that they must have; absent counts as false."""
 
 
 class Detection(Document):
@@ -37,7 +37,7 @@ class Detection(Document):
     keys_none: Items[Regex] = ()
     """None may be found in any stored name."""
     model_type: Items[str] = ()
-    """``model_type`` of the config or of its text config."""
+    """``model_type`` at the top of the config."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Detection:
@@ -134,6 +134,8 @@ class Export(Document):
     drop: Items[str] = ()
     fields: dict[str, str] = Field(default_factory=dict)
     """Field of the causal LM -> field of the text config under another name."""
+    halve: Items[str] = ()
+    """Fields that count gate and up together."""
     set: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -199,7 +201,10 @@ def _as_rename(entry: Any, when: Any) -> Any:
 
 def holds(when: Mapping[str, Any], text_config: Mapping[str, Any]) -> bool:
     """Say whether a text config has the values that ``when`` asks for; an absent field counts as false."""
-    return all((text_config.get(key) or False) == (value or False) for key, value in when.items())
+    return all(
+        (text_config.get(key) or False) in (value if isinstance(value, list) else [value or False])
+        for key, value in when.items()
+    )
 
 
 def parse_family(document: Mapping[str, Any], where: str) -> Family:

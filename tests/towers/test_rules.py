@@ -76,5 +76,5 @@ def test_family_is_found_by_name_or_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(find_family("molmo2").to_yaml())
     assert find_family(str(path)) == find_family("molmo2")
-    with pytest.raises(RecipeError, match=r"family molmo3: no family has this name \(did you mean `molmo2`\?\)"):
-        find_family("molmo3")
+    with pytest.raises(RecipeError, match=r"family internlm: no family has this name \(did you mean `internlm2`\?\)"):
+        find_family("internlm")
