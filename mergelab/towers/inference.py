@@ -107,19 +107,22 @@ def infer_tower(base: Mapping[str, Shape], tensors: Mapping[str, Shape], optiona
 def best_stack(base: Sequence[Layer], stacks: Mapping[str, Stack]) -> tuple[Stack, Match, str, float]:
     """Return the stack that holds most of the base, its match, and the next best prefix with its coverage.
 
-    The runner-up is measured as the winner is: by equal names if those place everything, else with all operations.
+    The runner-up is measured as the winner is: by equal names if those place everything, else with all operations. Of
+    stacks that hold as much, one whose name speaks of pictures gives way, and it is no rival of one whose name does not.
     """
     shares = {prefix: exact_coverage(base, stack) for prefix, stack in stacks.items()}
     matches: dict[str, Match] = {}
     if max(shares.values(), default=0.0) < 1.0:
         matches = {prefix: match_layers(base, stack) for prefix, stack in stacks.items()}
         shares = {prefix: match.coverage for prefix, match in matches.items()}
-    ranked = sorted(shares, key=lambda prefix: (-shares[prefix], prefix))
+    ranked = sorted(shares, key=lambda prefix: (-shares[prefix], not not_vision(prefix), prefix))
     if not ranked or shares[ranked[0]] < MIN_COVERAGE:
         best = f"the best, {ranked[0]}.*, holds {shares[ranked[0]]:.0%}" if ranked else "there are no numbered layers"
         raise PairingError(f"no stack of layers holds half of the base's tensors; {best}.")
     winner = ranked[0]
     rivals = [prefix for prefix in ranked[1:] if not nested(prefix, winner)]
+    if not_vision(winner):
+        rivals = [prefix for prefix in rivals if not_vision(prefix)]
     equal = [prefix for prefix in rivals if shares[prefix] == shares[winner]]
     if equal:
         heading = f"{len(equal) + 1} towers hold {shares[winner]:.0%} of the base's layers each:"

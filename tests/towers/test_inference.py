@@ -28,7 +28,7 @@ def test_unknown_prefix_is_found_by_its_layers() -> None:
         "model.norm.weight": ("foo.bar.llm.last_norm.weight",),
         "lm_head.weight": ("foo.out_head.weight",),
     }
-    assert found.runner_up == "foo.eye.blocks" and 0 < found.runner_up_coverage < 0.2
+    assert found.runner_up == "" and found.runner_up_coverage == 0.0
 
 
 def test_layers_may_lie_at_the_root() -> None:
@@ -62,11 +62,19 @@ def test_text_encoder_of_another_width_holds_nothing() -> None:
 
 def test_vision_layers_of_equal_shapes_lose() -> None:
     """An encoder as deep and wide as the tower, with the same attention names, but two matrices in its mlp."""
-    eye = {n.replace("model.layers", "eye.layers"): s for n, s in BASE.items() if "self_attn" in n or "layernorm" in n}
-    eye |= {f"eye.layers.{layer}.mlp.fc1.weight": (40, HIDDEN) for layer in range(4)}
-    found = infer_tower(BASE, renamed(BASE, *FOREIGN) | eye)
-    assert found.prefix == "foo.bar.llm.blocks" and found.match.coverage == 1.0
-    assert found.runner_up == "eye.layers" and found.runner_up_coverage == pytest.approx(6 / 9)
+    for name, is_rival in (("enc", True), ("vision_model", False)):
+        same = {n: s for n, s in BASE.items() if "self_attn" in n or "layernorm" in n}
+        eye = renamed(same, (r"^model\.", f"{name}."))
+        eye |= {f"{name}.layers.{layer}.mlp.fc1.weight": (40, HIDDEN) for layer in range(4)}
+        found = infer_tower(BASE, renamed(BASE, *FOREIGN) | eye)
+        assert found.prefix == "foo.bar.llm.blocks" and found.match.coverage == 1.0
+        assert found.runner_up == ("enc.layers" if is_rival else "")
+        assert found.runner_up_coverage == (pytest.approx(6 / 9) if is_rival else 0.0)
+
+
+def test_vision_tower_that_is_a_copy_of_the_tower_gives_way_by_its_word() -> None:
+    copy = renamed(BASE, (r"^model\.", "a.vision_tower."), ("^lm_head", "a.vision_tower.head"))
+    assert infer_tower(BASE, renamed(BASE, *UNKNOWN_PREFIX) | copy).prefix == "foo.bar.llm.blocks"
 
 
 def test_two_equal_towers_are_refused_with_both_names() -> None:
