@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,9 @@ from mergelab.errors import PairingError
 from mergelab.towers.inference import Inference
 from mergelab.towers.inferred_rule import Setting, family_of
 from mergelab.towers.kinds import module_kind
-from mergelab.towers.layouts import EMBEDDING, Tower, locate_tower
+from mergelab.towers.layouts import Tower, locate_tower
 from mergelab.towers.matching import Choice, Module, Operation, Option
+from mergelab.towers.parts import EMBEDDING
 from mergelab.towers.stacks import BASE_STACK
 
 Block = npt.NDArray[np.float64]
@@ -207,7 +209,7 @@ def wording(option: Option) -> str:
     return "; ".join(operation.text for operation in option)
 
 
-def flat(block: npt.NDArray[np.floating]) -> Block:  # type: ignore[type-arg]
+def flat(block: npt.NDArray[np.floating[Any]]) -> Block:
     """Return numbers as one finite float64 vector."""
     return np.nan_to_num(np.asarray(block, dtype=np.float64).reshape(-1), posinf=0.0, neginf=0.0)
 

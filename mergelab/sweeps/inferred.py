@@ -11,8 +11,9 @@ from mergelab.errors import PairingError, problem_list
 from mergelab.towers.confidence import Findings, Report, report_on
 from mergelab.towers.inference import Inference, find_text_config, infer_tower, prediction_layers
 from mergelab.towers.inferred_rule import Setting, family_of, role_rules
-from mergelab.towers.layouts import EMBEDDING, Tower, locate_tower, text_config_of
+from mergelab.towers.layouts import Tower, locate_tower, text_config_of
 from mergelab.towers.pairing import Pairing
+from mergelab.towers.parts import EMBEDDING
 from mergelab.towers.rules import Family
 
 SHOWN_MISSING = 6
@@ -57,7 +58,9 @@ def infer_family(checkpoints: Mapping[str, Checkpoint]) -> Inferred:
         runner_up=inference.runner_up,
         runner_up_coverage=inference.runner_up_coverage,
         operations=tuple(operation.text for operation in operations if not operation.is_trivial)
-        + tuple(f"layers {', '.join(map(str, inference.dropped))} are no layers of base" for _ in inference.dropped[:1]),
+        + tuple(
+            f"layers {', '.join(map(str, inference.dropped))} are no layers of base" for _ in inference.dropped[:1]
+        ),
         undecided=(*undecided, *open_ends),
         roles=roles,
         rule=family.to_yaml(),
@@ -123,10 +126,12 @@ def causal_type(base: Tower, vlm: Checkpoint) -> str:
 def no_place(inference: Inference) -> str:
     """Word the refusal of a vlm in which tensors of base are not found."""
     missing = inference.missing
-    shown = [*missing[:SHOWN_MISSING], *([f"... ({len(missing) - SHOWN_MISSING} more)"] * (len(missing) > SHOWN_MISSING))]
-    guess = (
-        f"the best guess at its tower, {inference.prefix}.*, holds {inference.match.coverage:.0%} of base's layer tensors"
-    )
+    shown = [
+        *missing[:SHOWN_MISSING],
+        *([f"... ({len(missing) - SHOWN_MISSING} more)"] * (len(missing) > SHOWN_MISSING)),
+    ]
+    share = f"{inference.match.coverage:.0%}"
+    guess = f"the best guess at its tower, {inference.prefix}.*, holds {share} of base's layer tensors"
     if not inference.match.layers:
         guess += "; its layers cannot be lined up with base's"
     return problem_list(f"{guess}. Without a place:", shown) if shown else f"{guess}."

@@ -121,7 +121,10 @@ def far_tensors(digest: Digest) -> str:
     if digest.stops:
         return f"{digest.verdict}: {digest.reason}"
     best: Sequence[Any] = min(
-        ([t for t in one.tensors if not t.related or t.relative_norm > COUSIN_NORM] for one in digest.relations.values()),
+        (
+            [t for t in one.tensors if not t.related or t.relative_norm > COUSIN_NORM]
+            for one in digest.relations.values()
+        ),
         key=len,
     )
     if not best:
@@ -139,10 +142,10 @@ class UncertainPairing(PairingError):
     def __init__(self, report: Report, where: str) -> None:
         super().__init__(
             problem_list(
-                f"{where}: no known family; how its names map to base's was inferred, with {report.verdict} confidence:",
+                f"{where}: no known family; how its names map to base's was inferred with {report.verdict} confidence:",
                 report.reasons,
-                "Look at `mergelab check`, then give --accept-inferred, or keep its rule as a file, correct it, and name "
-                "the file in the pair's `family:`.",
+                "Look at `mergelab check`, then give --accept-inferred; or keep its rule as a file, correct it, and "
+                "name the file in the pair's `family:`.",
             )
         )
         self.report = report

@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
 from mergelab.errors import PairingError, problem_list
 from mergelab.towers.generic import BUFFER
-from mergelab.towers.layouts import EMBEDDING, HEAD, LAYER
+from mergelab.towers.layouts import HEAD, LAYER
 from mergelab.towers.leftovers import EMBEDDING_WORDS, group_of, not_vision, place_rest
 from mergelab.towers.matching import Match, match_layers
+from mergelab.towers.parts import EMBEDDING
 from mergelab.towers.stacks import BASE_STACK, Layer, Shape, Stack, exact_coverage, find_stacks, template
 
 MIN_COVERAGE = 0.5
@@ -63,7 +63,7 @@ class Inference:
         for name in tensors:
             if name.startswith(f"{self.prefix}."):
                 number, _, leaf = name.removeprefix(f"{self.prefix}.").partition(".")
-                if number.isdecimal() and int(number) in self.dropped or BUFFER.search(name):
+                if (number.isdecimal() and int(number) in self.dropped) or BUFFER.search(name):
                     inner[name] = "extra"
                 elif not number.isdecimal() or template(leaf) in spare:
                     inner[name] = "unknown"
@@ -108,7 +108,7 @@ def best_stack(base: Sequence[Layer], stacks: Mapping[str, Stack]) -> tuple[Stac
     """Return the stack that holds most of the base, its match, and the next best prefix with its coverage.
 
     The runner-up is measured as the winner is: by equal names if those place everything, else with all operations. Of
-    stacks that hold as much, one whose name speaks of pictures gives way, and it is no rival of one whose name does not.
+    stacks that hold as much, one whose name speaks of pictures gives way, and is no rival of one whose name does not.
     """
     shares = {prefix: exact_coverage(base, stack) for prefix, stack in stacks.items()}
     matches: dict[str, Match] = {}
@@ -148,7 +148,9 @@ def place_outside(base: Mapping[str, Shape], tensors: Mapping[str, Shape], stack
         wanted.setdefault(HEAD, base[EMBEDDING])
     stacks = find_stacks(tensors)
     loose = [
-        name for name in tensors if not any(name.startswith(f"{prefix}.") for prefix in stacks) and not BUFFER.search(name)
+        name
+        for name in tensors
+        if not any(name.startswith(f"{prefix}.") for prefix in stacks) and not BUFFER.search(name)
     ]
     elsewhere = {group_of(f"{prefix}.0", stack) for prefix in stacks}
     at_home = [name for name in loose if group_of(name, stack) not in elsewhere]
@@ -195,7 +197,7 @@ def similar(name: str, mine: Shape, theirs: Shape) -> bool:
 
 def nearest(names: Iterable[str], prefix: str) -> list[str]:
     """Return the names that share most leading parts with a prefix."""
-    scored = {name: len(commonprefix([name.split("."), prefix.split(".")])) for name in names}
+    scored = {name: group_of(name, prefix).count(".") for name in names}
     most = max(scored.values(), default=0)
     return [name for name, score in scored.items() if score == most]
 

@@ -71,7 +71,9 @@ def family_of(inference: Inference, operations: Option, outside: Mapping[str, st
 def keys(inference: Inference, operations: Iterable[Operation]) -> list[str]:
     """Return what tells such a checkpoint from others: its layers, and in them what the base calls otherwise."""
     stack = f"^{re.escape(inference.prefix)}\\.\\d+\\."
-    named = [re.escape(op.source.name).replace(r"\*", r"\d+") for op in operations if op.source.name != op.parts[0].name]
+    named = [
+        re.escape(op.source.name).replace(r"\*", r"\d+") for op in operations if op.source.name != op.parts[0].name
+    ]
     return [stack + name for name in named] or [stack]
 
 
@@ -84,20 +86,20 @@ def leaf_renames(operations: Iterable[Operation]) -> list[list[str]]:
     """Return the renames inside the layers, in an order in which none renames the result of another."""
     wanted: dict[str, str] = {}
     for operation in operations:
-        source, target = operation.source, canonical_source(operation)
-        if source.kinds == operation.parts[0].kinds or operation.how in ("stacked", "transposed"):
-            end = "." if all(source.kinds) else ""
-            wanted[source.name + end] = target + end
+        module, name = operation.source, canonical_source(operation)
+        if module.kinds == operation.parts[0].kinds or operation.how in ("stacked", "transposed"):
+            end = "." if all(module.kinds) else ""
+            wanted[module.name + end] = name + end
         else:  # other names of the tensors too
-            for kind in source.kinds:
-                wanted[f"{source.name}.{kind}".removesuffix(".")] = f"{target}.{KINDS.get(kind, kind)}"
+            for kind in module.kinds:
+                wanted[f"{module.name}.{kind}".removesuffix(".")] = f"{name}.{KINDS.get(kind, kind)}"
     wanted = {source: target for source, target in wanted.items() if source != target}
     rules: list[list[str]] = []
     aside: dict[str, str] = {}
     while wanted:
         free = [source for source, target in wanted.items() if target not in wanted]
         if not free:  # a ring, two names swapped: one of them steps aside
-            source, target = next(iter(wanted.items()))
+            source = next(iter(wanted))
             parent = source.rstrip(".").rpartition(".")[0]
             place = f"{parent}.inferred_{len(aside)}".lstrip(".") + ("." if source.endswith(".") else "")
             rules.append(leaf_rename(source, place))
@@ -108,7 +110,7 @@ def leaf_renames(operations: Iterable[Operation]) -> list[list[str]]:
 
 
 def canonical_source(operation: Operation) -> str:
-    """Return what a module is called before it is split: beside the base's modules, experts as the usual families do."""
+    """Return what a module is called before it is split: beside the base's modules, experts in the usual words."""
     if operation.how == "rename":
         return operation.parts[0].name
     parent, parts = operation.parts[0].name.rpartition(".")[0], operation.parts
@@ -186,4 +188,3 @@ def in_dropped_layer(name: str, inference: Inference) -> bool:
     inside = name.removeprefix(f"{inference.prefix}.") if name.startswith(f"{inference.prefix}.") else ""
     number = inside.partition(".")[0]
     return number.isdecimal() and int(number) in inference.dropped
-

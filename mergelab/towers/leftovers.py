@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 
 from mergelab.towers.generic import BUFFER
-from mergelab.towers.layouts import EMBEDDING, role_of
+from mergelab.towers.layouts import role_of
+from mergelab.towers.parts import EMBEDDING
 from mergelab.towers.stacks import Shape, find_stacks
 
 VISION_WORDS = re.compile(
@@ -25,7 +26,9 @@ def not_vision(name: str) -> bool:
     return not (role_of(name) or VISION_WORDS.search(name) or PROJECTOR_WORDS.search(name))
 
 
-def place_rest(tensors: Mapping[str, Shape], prefix: str, inner: Mapping[str, str], outside: Mapping[str, str]) -> dict[str, str]:
+def place_rest(
+    tensors: Mapping[str, Shape], prefix: str, inner: Mapping[str, str], outside: Mapping[str, str]
+) -> dict[str, str]:
     """Return the role of every tensor outside the tower.
 
     Args:

@@ -95,7 +95,9 @@ class Operation:
     def text(self) -> str:
         """The operation in words."""
         parts = "|".join(part.name for part in self.parts)
-        return f"{self.source.name} = {parts}" + ("" if self.how in ("rename", "rows") else f" ({self.how}{', interleaved' * self.interleaved})")
+        return f"{self.source.name} = {parts}" + (
+            "" if self.how in ("rename", "rows") else f" ({self.how}{', interleaved' * self.interleaved})"
+        )
 
 
 Option = tuple[Operation, ...]
@@ -298,7 +300,9 @@ def lines_up(base: Sequence[Layer], stack: Stack, operations: Sequence[Operation
     return aligned(only, stack, lambda a, b: not lacking(a, b, operations)) is not None
 
 
-def best_needs(left: Sequence[Module], usable: Counter[Module] | dict[Module, int], mine: Counter[Module]) -> list[Need]:
+def best_needs(
+    left: Sequence[Module], usable: Counter[Module] | dict[Module, int], mine: Counter[Module]
+) -> list[Need]:
     """Return how the base's modules are grouped so that most find a place and least of the other is left over."""
     best: tuple[tuple[int, int], list[Need]] | None = None
     for needs in groupings(left):

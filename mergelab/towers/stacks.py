@@ -1,4 +1,4 @@
-"""Stacks of numbered layers in the names of a checkpoint, and how a base's layers lie in them. Names and shapes only."""
+"""Stacks of numbered layers among the names of a checkpoint, and how a base's layers lie in them."""
 
 from __future__ import annotations
 

@@ -141,7 +141,9 @@ def test_low_confidence_ends_with_4_and_names_the_flag(folder: Path, tmp_path: P
     ],
     ids=lambda command: command[0],
 )
-def test_every_command_asks_before_it_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str]) -> None:
+def test_every_command_asks_before_it_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str]
+) -> None:
     monkeypatch.chdir(folder)
     models = ("--base", "base") if command[0] == "export-tower" else ("--base", "base", "--vlm", "odd")
     done = typed(*command, *models)

@@ -9,7 +9,15 @@ import pytest
 from mergelab.config import Pair, Recipe, load_experiment
 from mergelab.config.document import Document
 from mergelab.sweeps.grid import PointSpec, expand
-from mergelab.sweeps.identity import FIELD_CLASSES, FIXED, MAPPING, experiment_conflicts, hash_family, point_id, stage_key
+from mergelab.sweeps.identity import (
+    FIELD_CLASSES,
+    FIXED,
+    MAPPING,
+    experiment_conflicts,
+    hash_family,
+    point_id,
+    stage_key,
+)
 from mergelab.towers.rules import parse_family
 
 PRINTS = {"ancestor": "a" * 64, "base": "b" * 64, "vlm": "c" * 64}

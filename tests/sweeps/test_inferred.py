@@ -1,4 +1,4 @@
-"""Inference on real files: shapes leave several ways open, the numbers tell which, and a wrong one never goes through."""
+"""Inference on files: shapes leave several ways open, the numbers tell which, and a wrong one does not go through."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 import torch
 import yaml
 
-from mergelab.checkpoints.headers import open_checkpoint
 from mergelab.checkpoints.reader import read_entries
 from mergelab.config import pair_from_folders
 from mergelab.errors import PairingError
-from mergelab.towers.confidence import UncertainPairing
 from mergelab.sweeps.models import Models, open_models
+from mergelab.towers.confidence import UncertainPairing
 from mergelab.towers.rules import parse_family
 from tests.builders import hand_made
 from tests.towers.names import EYE, FOREIGN, UNKNOWN_PREFIX, Shapes, renamed, text_model
@@ -44,7 +43,7 @@ def moved(tensors: Tensors, *rules: tuple[str, str]) -> Tensors:
 
 
 def layers_replaced(tensors: Tensors, taken: str, make: Callable[[str, Tensors], Tensors]) -> Tensors:
-    """Return tensors in which those of each layer whose name matches ``taken`` are replaced by what ``make`` returns."""
+    """Return tensors with those of each layer whose names match ``taken`` replaced by what ``make`` returns."""
     result: Tensors = {}
     grouped: dict[str, Tensors] = {}
     for name, tensor in tensors.items():
@@ -58,7 +57,9 @@ def layers_replaced(tensors: Tensors, taken: str, make: Callable[[str, Tensors],
     return result
 
 
-def opened(tmp_path: Path, base: Tensors, vlm: Tensors, *, accept: bool = False, config: Mapping[str, object] = CONFIG) -> Models:
+def opened(
+    tmp_path: Path, base: Tensors, vlm: Tensors, *, accept: bool = False, config: Mapping[str, object] = CONFIG
+) -> Models:
     eye = filled(EYE, seed=9)
     folders = hand_made(tmp_path / "base", base, config=CONFIG), hand_made(tmp_path / "vlm", vlm | eye, config=config)
     return open_models(pair_from_folders(*map(str, folders)), accept_inferred=accept)
@@ -118,7 +119,10 @@ def test_stacked_experts_are_read_off_the_numbers(tmp_path: Path, way: str) -> N
     truth = tuned(base)
 
     def make(start: str, group: Tensors) -> Tensors:
-        stack = {p: torch.stack([group[f"mlp.experts.{e}.{p}_proj.weight"] for e in range(3)]) for p in ("gate", "up", "down")}
+        stack = {
+            p: torch.stack([group[f"mlp.experts.{e}.{p}_proj.weight"] for e in range(3)])
+            for p in ("gate", "up", "down")
+        }
         first, second = ("up", "gate") if way == "up first" else ("gate", "up")
         both = torch.cat([stack[first], stack[second]], 1)
         if way == "interleaved":
@@ -168,7 +172,10 @@ def test_inserted_layers_go_through_and_a_shift_does_not(tmp_path: Path) -> None
     truth = tuned(base)
     vlm = moved(truth, (r"layers\.3\.", "layers.5."), (r"layers\.2\.", "layers.3."), (r"layers\.1\.", "layers.2."))
     for layer in (1, 4):
-        vlm |= {f"model.layers.{layer}.cross.q.weight": torch.ones(16, 16), f"model.layers.{layer}.cross.g": torch.ones(1)}
+        vlm |= {
+            f"model.layers.{layer}.cross.q.weight": torch.ones(16, 16),
+            f"model.layers.{layer}.cross.g": torch.ones(1),
+        }
     vlm = moved(vlm, *UNKNOWN_PREFIX)
     models = opened(tmp_path, base, vlm)
     check_pairs_truly(models, truth)
