@@ -1,5 +1,6 @@
-"""Every hand-made layout through the whole stream: paired totally, exact at the ends, and merged as its parts would be."""
+"""Every hand-made layout through the whole stream: paired totally, exact at the ends, merged as its parts would."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -198,9 +199,8 @@ def test_layers_that_predict_further_tokens_are_explained(tmp_path: Path) -> Non
 def test_inserted_layers_must_be_those_of_the_config(tmp_path: Path) -> None:
     layout = LAYOUTS["mllama"]
     folders = write(tmp_path, layout, trio_of(layout))
-    (folders["vlm"] / "config.json").write_text(
-        '{"model_type": "mllama", "text_config": {"cross_attention_layers": [1]}}'
-    )
+    config = {"model_type": "mllama", "text_config": {"cross_attention_layers": [1]}}
+    (folders["vlm"] / "config.json").write_text(json.dumps(config))
     with pytest.raises(PairingError, match=r"cross_attention_layers \[1\]: the layers that differ .* are \[1, 3\]"):
         opened(folders)
     (folders["vlm"] / "config.json").write_text('{"model_type": "mllama", "text_config": {}}')
