@@ -19,6 +19,7 @@ from mergelab.engine.statistics import MergeStatistics
 from mergelab.engine.stream import Progress, stream
 from mergelab.engine.targets import ShardTarget, TextTarget
 from mergelab.strides import View
+from mergelab.towers.layouts import repaired
 from mergelab.towers.pairing import Pairing
 
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
@@ -63,6 +64,8 @@ def export_vlm(
 ) -> MergeStatistics:
     """Write the vlm with its tower replaced: names, layout, tying, tokenizer and all side files are the vlm's.
 
+    Names that transformers 5.4 or 5.5 corrupted are written as they were before, or no class would load them.
+
     Args:
         export: What to write.
         out: The folder to appear; it must not exist or be empty.
@@ -78,8 +81,11 @@ def export_vlm(
     by_stored = {job.tensor.stored["vlm"]: job for job in export.jobs}
     parts = _parts(export)
     dtypes = {parts[name][0] if name in parts else name: job.dtype for name, job in by_stored.items()}
-    plans = [TensorPlan(name, dtypes.get(name, header.dtype), header.shape) for name, header in vlm.tensors.items()]
-    with CheckpointWriter(out, plans, _shard_bytes(vlm), parts) as writer:
+    plans = [
+        TensorPlan(repaired(name), dtypes.get(name, header.dtype), header.shape) for name, header in vlm.tensors.items()
+    ]
+    places = {repaired(name): (repaired(stored), view) for name, (stored, view) in parts.items()}
+    with CheckpointWriter(out, plans, _shard_bytes(vlm), places) as writer:
         statistics = stream(
             export.jobs,
             export.operation,
@@ -153,7 +159,7 @@ def _copy_tensor(writer: CheckpointWriter, inputs: Inputs, name: str) -> None:
     header = inputs.header("vlm", name)
     for start in range(0, header.num_entries, BLOCK_ENTRIES):
         stop = min(start + BLOCK_ENTRIES, header.num_entries)
-        writer.write(name, start, read_entries(header, start, stop))
+        writer.write(repaired(name), start, read_entries(header, start, stop))
 
 
 def _shard_bytes(checkpoint: Checkpoint) -> int:

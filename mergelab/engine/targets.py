@@ -13,6 +13,7 @@ from mergelab.checkpoints.writer import CheckpointWriter
 from mergelab.engine.outlets import Distributor, outlets
 from mergelab.engine.plan import TensorJob
 from mergelab.errors import PairingError
+from mergelab.towers.layouts import repaired
 
 
 class Target(Protocol):
@@ -63,7 +64,7 @@ class LiveTarget:
 
 
 class ShardTarget:
-    """Writes blocks into a vlm in the making, under the names the vlm has."""
+    """Writes blocks into a vlm in the making, under the names the vlm has (``repaired``)."""
 
     def __init__(self, writer: CheckpointWriter) -> None:
         """Take an open writer."""
@@ -71,7 +72,7 @@ class ShardTarget:
 
     def write(self, job: TensorJob, start: int, block: torch.Tensor) -> None:
         """Hand the block to the writer."""
-        self.writer.write(job.tensor.stored["vlm"], start, block.cpu())
+        self.writer.write(repaired(job.tensor.stored["vlm"]), start, block.cpu())
 
 
 class TextTarget:

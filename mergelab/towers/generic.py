@@ -12,6 +12,7 @@ and vLLM 0.33.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from mergelab.towers.rules import Experts
 
@@ -24,6 +25,16 @@ TOWER_ROOTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("model.", re.compile(r"model\.")),
 )
 """Layout name and prefix, tried in this order; what follows must look like a tower (``TOWER_LEAF``)."""
+
+REPAIRS: Mapping[str, str] = {
+    r"^model\.(?:language_model\.){2,}": "model.language_model.",
+    r"^(?:language_model\.){2,}": "language_model.",
+    r"^model\.language_model\.visual\.": "model.visual.",
+}
+"""Names that transformers 5.4 and 5.5 corrupted when they saved, and what they were: pattern -> replacement.
+
+No class of transformers loads them; nor does any family use them in earnest, so that they may be replaced unseen.
+"""
 
 HEAD_ROOTS: tuple[re.Pattern[str], ...] = (
     re.compile(r"(?:model\.)?(?:(?:language_model\.)+|llm\.|language\.)(?:lm_head|output)\."),
@@ -57,7 +68,7 @@ ROLES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "vision",
         re.compile(
-            r"(?:visual|vision|vision_tower|vision_model|vision_encoder|image_encoder|vpm|visual_tokenizer|vte)\."
+            r"(?:visual|vision|vision_tower|vision_model|vision_encoder|image_encoder|vpm|visual_tokenizer|visual_embeddings_table|vte)\."
         ),
     ),
     ("extra", re.compile(r"mtp\.")),

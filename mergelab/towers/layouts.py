@@ -17,6 +17,7 @@ from mergelab.towers.generic import (
     HEAD_ROOTS,
     HEADLESS,
     PACKED,
+    REPAIRS,
     ROLES,
     STRIPPED,
     TEXT_CONFIG_KEYS,
@@ -218,6 +219,13 @@ def canonical_name(name: str, known: Collection[str] = ()) -> tuple[str, str]:
             if TOWER_LEAF.fullmatch(rest) or "model." + rest in known:
                 return root, "model." + rest
     return "", ""
+
+
+def repaired(name: str) -> str:
+    """Return a stored name as it was before transformers 5.4 or 5.5 corrupted it; any other name as it is."""
+    for pattern, replacement in REPAIRS.items():
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def role_of(name: str) -> str:

@@ -15,7 +15,7 @@ from mergelab.errors import PairingError, problem_list
 from mergelab.towers.config_differences import config_differences, head_problems
 from mergelab.towers.generic import FUSION_HINTS
 from mergelab.towers.kinds import module_kind
-from mergelab.towers.layouts import HEAD, LAYER, TensorLike, Tower, first, locate_tower, tie_flags
+from mergelab.towers.layouts import HEAD, LAYER, TensorLike, Tower, first, locate_tower, repaired, tie_flags
 from mergelab.towers.pairs import CheckpointLike, MustEqual, PairedTensor, Pairing, StoredView
 from mergelab.towers.parts import EMBEDDING
 from mergelab.towers.rules import Family
@@ -53,6 +53,7 @@ def pair_checkpoints(models: Mapping[str, CheckpointLike], families: Mapping[str
     accounts.raise_problems()
     accounts.note_families()
     accounts.note_ties()
+    accounts.note_repairs()
     return accounts.result()
 
 
@@ -233,6 +234,15 @@ class Accounts:
             if len(set(flags)) > 1 or (flags and flags[0] == tower.has_head):
                 found = "a head, so it is untied" if tower.has_head else "no head, so it is tied"
                 self.notes.append(f"{role}: config says tie_word_embeddings {flags}, the file has {found}")
+
+    def note_repairs(self) -> None:
+        """Note names that a merged vlm is not written under."""
+        corrupted = next((name for name in self.models["vlm"].tensors if repaired(name) != name), None)
+        if corrupted is not None:
+            self.notes.append(
+                f"vlm: its names were corrupted when it was saved, and are repaired in what is written: {corrupted} is "
+                f"{repaired(corrupted)}"
+            )
 
     def raise_problems(self) -> None:
         """Raise one PairingError with everything that does not fit, if there is anything."""
