@@ -16,6 +16,7 @@ from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
 from mergelab.errors import PairingError
 from mergelab.sweeps.models import paired
+from mergelab.towers.layouts import repaired
 from mergelab.towers.pairing import Pairing
 from tests.builders import hand_made
 from tests.towers.stored import LAYOUTS, ROWS, Layout, Tensors, moved, plain
@@ -65,6 +66,7 @@ def merged(folders: Mapping[str, Path], what: Operation, out: Path, *, text: boo
 
 
 def assert_equal(found: Tensors, expected: Tensors) -> None:
+    expected = {repaired(name): tensor for name, tensor in expected.items()}
     assert found.keys() == expected.keys()
     different = [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]
     assert not different
