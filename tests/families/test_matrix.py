@@ -118,7 +118,7 @@ def test_live_model_is_the_exported_folder(built: Build, family: Family, layout:
     checkpoint, tower = models.checkpoints["vlm"], models.pairing.towers["vlm"]
     lives = {"whole": tower_of(checkpoint, tower, "cpu", torch.float32)}
     if family.sees_pictures:
-        lives["bare"] = build_tower(tower_config(checkpoint.folder, tower.has_head), "cpu", torch.float32)
+        lives["bare"] = build_tower(tower_config(checkpoint.folder, tower.has_head, tower.family), "cpu", torch.float32)
     equal_states(lives["whole"].text.state_dict(), known.tower.state_dict())
     jobs = plan_jobs(models.pairing, models.checkpoints)
     for live in lives.values():
