@@ -71,6 +71,8 @@ def _print_headers(name: str, record: Mapping[str, Any]) -> None:
         counts = (", ".join(f"{what} {count}" for what, count in model[key].items()) for key in ("dtypes", "parts"))
         table.add_row(role, str(model["model_type"]), model["layout"], *counts, f"{model['gigabytes']:.3f}")
     print_table(table)
+    for role, model in record["models"].items():
+        _print_family(role, model)
     for role, counts in record["coverage"].items():
         _line(f"{role}: " + ", ".join(f"{what} {count}" for what, count in counts.items()))
     _line(
@@ -84,6 +86,17 @@ def _print_headers(name: str, record: Mapping[str, Any]) -> None:
     for note in dict.fromkeys((*(record["config"] or ["config: no difference that matters"]), *record["notes"])):
         _line(note)
     _print_tokens(record["tokens"])
+
+
+def _print_family(role: str, model: Mapping[str, Any]) -> None:
+    apart = model["taken_apart"]
+    said = []
+    if model["family"] is not None:
+        said.append(f"family {model['family']} (checked: {model['checked']})")
+    if apart["tensors"]:
+        said.append(f"{apart['tensors']} fused tensors are taken apart into {apart['weights']} weights")
+    if said:
+        _line(f"{role}: {'; '.join(said)}")
 
 
 def _print_tokens(tokens: Mapping[str, Any] | None) -> None:

@@ -18,11 +18,12 @@ def check_record(models: Models) -> dict[str, Any]:
     """Return what is known of a pair that fits; one that does not was refused when it was opened.
 
     Returns:
-        JSON-able. ``models``: role -> folder, model_type, layout, dtypes of the tower's tensors, parts (how many
-        tensors are tower, vision, projector, extra), gigabytes. ``coverage``: how many tensors of base and ancestor
-        are matched, virtual (a tied head stands for its embedding), explained; none is missing. ``merged`` and
-        ``copied`` tensors of the vlm, ``explained`` one by one, ``config`` differences, ``rows`` of embedding and
-        head, ``tokens`` (None without tokenizer files), ``notes``.
+        JSON-able. ``models``: role -> folder, model_type, layout, family and how far its file was ``checked`` (None
+        where a prefix is all there is), ``taken_apart`` (fused tensors and the weights in them), dtypes of the tower's
+        tensors, parts (how many tensors are tower, vision, projector, extra), gigabytes. ``coverage``: how many tensors
+        of base and ancestor are matched, virtual (a tied head stands for its embedding), explained; none is missing.
+        ``merged`` and ``copied`` tensors of the vlm, ``explained`` one by one, ``config`` differences, ``rows`` of
+        embedding and head, ``tokens`` (None without tokenizer files), ``notes``.
     """
     pairing = models.pairing
     described = {}
@@ -35,6 +36,12 @@ def check_record(models: Models) -> dict[str, Any]:
             "folder": str(checkpoint.folder),
             "model_type": checkpoint.config.get("model_type"),
             "layout": tower.layout,
+            "family": None if tower.family is None else tower.family.family,
+            "checked": None if tower.family is None else tower.family.checked,
+            "taken_apart": {
+                "tensors": len({view.stored for view in pairing.views.get(role, {}).values()}),
+                "weights": len(pairing.views.get(role, {})),
+            },
             "dtypes": dict(dtypes.most_common()),
             "parts": {part: parts[part] for part in ROLE_PARTS if parts[part]},
             "gigabytes": round(checkpoint.num_bytes / 1e9, 3),

@@ -1,5 +1,6 @@
-"""Every hand-made layout through the whole stream: paired totally, exact at the ends, and merged as its parts would be."""
+"""Every hand-made layout through the whole stream: paired totally, exact at the ends, merged as its parts would."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
 from mergelab.errors import PairingError
 from mergelab.sweeps.models import paired
+from mergelab.towers.layouts import repaired
 from mergelab.towers.pairing import Pairing
 from tests.builders import hand_made
 from tests.towers.stored import LAYOUTS, ROWS, Layout, Tensors, moved, plain
@@ -64,6 +66,7 @@ def merged(folders: Mapping[str, Path], what: Operation, out: Path, *, text: boo
 
 
 def assert_equal(found: Tensors, expected: Tensors) -> None:
+    expected = {repaired(name): tensor for name, tensor in expected.items()}
     assert found.keys() == expected.keys()
     different = [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]
     assert not different
@@ -198,9 +201,8 @@ def test_layers_that_predict_further_tokens_are_explained(tmp_path: Path) -> Non
 def test_inserted_layers_must_be_those_of_the_config(tmp_path: Path) -> None:
     layout = LAYOUTS["mllama"]
     folders = write(tmp_path, layout, trio_of(layout))
-    (folders["vlm"] / "config.json").write_text(
-        '{"model_type": "mllama", "text_config": {"cross_attention_layers": [1]}}'
-    )
+    config = {"model_type": "mllama", "text_config": {"cross_attention_layers": [1]}}
+    (folders["vlm"] / "config.json").write_text(json.dumps(config))
     with pytest.raises(PairingError, match=r"cross_attention_layers \[1\]: the layers that differ .* are \[1, 3\]"):
         opened(folders)
     (folders["vlm"] / "config.json").write_text('{"model_type": "mllama", "text_config": {}}')

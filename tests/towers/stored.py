@@ -372,7 +372,7 @@ LAYOUTS: dict[str, Layout] = {
     "minicpm-o": Layout(minicpm_o, "minicpm", {"model_type": "minicpmo"}, {"qkv_bias": True, "qk_norm": False}),
     "repeated prefix": Layout(repeated, "qwen3.5", {"model_type": "qwen3_5_moe"}, MOE),
     "nvila hf": Layout(
-        lambda t: renamed(t, (r"^", "llm.")) | {"vision_tower.x.weight": noise(3, 3), "mm_projector.0.weight": noise(3)},
+        lambda t: renamed(t, (r"^", "llm.")) | {"vision_tower.x": noise(3, 3), "mm_projector.0.x": noise(3)},
         None,
         {"model_type": "vila"},
         {"qk_norm": False},
