@@ -11,6 +11,7 @@ other layers: unrelated gains are near each other as well, but not nearer in the
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -24,6 +25,7 @@ from mergelab.checkpoints.reader import read_entries
 from mergelab.checkpoints.safetensors_format import TensorHeader
 from mergelab.engine.ancestry import sampled_rows
 from mergelab.errors import PairingError
+from mergelab.towers.ancestry import OUTLIER_NORM
 from mergelab.towers.inference import Inference
 from mergelab.towers.inferred_rule import Setting, family_of
 from mergelab.towers.kinds import module_kind
@@ -72,7 +74,22 @@ def settle_outside(inference: Inference, models: Models) -> tuple[dict[str, str]
         if len(ranked) > 1 and not clear(scores[ranked[0]], scores[ranked[1]]):
             picks[place.name] = names[0]
             undecided.append(f"{place.name}: {', '.join(names)} are equally near to base's")
+        elif not likely(models, place.name, picks[place.name], scores[picks[place.name]]):
+            undecided.append(f"{place.name}: {picks[place.name]} has its shape, and no likeness to base's")
     return picks, undecided
+
+
+def likely(models: Models, canonical: str, stored: str, score: float) -> bool:
+    """Say whether a tensor beside the layers is base's: a table by its numbers, a gain by its word.
+
+    A head that base lacks was trained from none of its tensors; its word has to do.
+    """
+    if canonical not in models.base:
+        return True
+    if len(models.base[canonical].shape) > 1:
+        return score < OUTLIER_NORM
+    named = f".{stored}".endswith(f".{canonical.removeprefix('model.')}")
+    return named or ("norm" in canonical and bool(re.search(r"norm|ln", stored)))
 
 
 def table_distance(models: Models, canonical: str, stored: str) -> float:

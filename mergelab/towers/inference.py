@@ -28,6 +28,8 @@ MIN_ROWS = 0.75
 """An embedding has at least this share of the base's rows; fewer make it another table of the same width."""
 
 HEAD_WORDS = re.compile(r"head|output|logit|unembed")
+WORDS = {EMBEDDING: EMBEDDING_WORDS, HEAD: HEAD_WORDS}
+"""What the two tables with a row per token are called."""
 
 
 @dataclass(frozen=True)
@@ -153,16 +155,22 @@ def place_outside(base: Mapping[str, Shape], tensors: Mapping[str, Shape], stack
         if not any(name.startswith(f"{prefix}.") for prefix in stacks) and not BUFFER.search(name)
     ]
     elsewhere = {group_of(f"{prefix}.0", stack) for prefix in stacks}
-    at_home = [name for name in loose if group_of(name, stack) not in elsewhere]
+    at_home = {name for name in loose if group_of(name, stack) not in elsewhere}
+    fitting = {name: [o for o in loose if similar(name, wanted[name], tensors[o])] for name in wanted}
+    named = {name: [o for o in fitting[name] if f".{o}".endswith(f".{name.removeprefix('model.')}")] for name in wanted}
+    claimed = {other for names in named.values() for other in names if other in at_home}
     found: dict[str, tuple[str, ...]] = {}
     for name in wanted:
-        suffix = name.removeprefix("model.")
-        fitting = [other for other in at_home if similar(name, wanted[name], tensors[other])]
-        fitting = fitting or [other for other in loose if similar(name, wanted[name], tensors[other])]
-        found[name] = tuple(nearest([o for o in fitting if o == suffix or o.endswith("." + suffix)], stack))
-        if not found[name]:
-            alike = [other for other in fitting if not_vision(other)]
-            found[name] = tuple(alike if name in (EMBEDDING, HEAD) else nearest(alike, stack))
+        free = [other for other in fitting[name] if other not in claimed]
+        tiers = [
+            nearest([other for other in named[name] if other in at_home], stack),
+            [other for other in free if other in at_home and not_vision(other)],
+            [] if name == HEAD else nearest(named[name], stack),  # another model's head is none of the tower's
+            [other for other in free if name == EMBEDDING and EMBEDDING_WORDS.search(other)],
+        ]
+        found[name] = tuple(next((tier for tier in tiers if tier), ()))
+        if name not in WORDS:
+            found[name] = tuple(nearest(found[name], stack))
     taken = {names[0] for names in found.values() if len(names) == 1}
     found = {n: names if len(names) == 1 else tuple(o for o in names if o not in taken) for n, names in found.items()}
     settle_ends(found, HEAD in base)
@@ -176,7 +184,7 @@ def settle_ends(found: dict[str, tuple[str, ...]], has_head: bool) -> None:
     """
     if EMBEDDING not in found:
         return
-    for name, words in ((EMBEDDING, EMBEDDING_WORDS), (HEAD, HEAD_WORDS)):
+    for name, words in WORDS.items():
         said = tuple(other for other in found[name] if words.search(other))
         if len(found[name]) > 1 and len(said) == 1:
             found[name] = said

@@ -107,10 +107,10 @@ def test_kept_rule_stands_in_for_the_inference(folder: Path, tmp_path: Path) -> 
 
 
 def test_family_of_a_pair_is_known_or_valid(folder: Path, tmp_path: Path) -> None:
-    document = {"name": "mine", "base": str(folder / "base"), "vlm": str(folder / "vlm"), "family": "molmo3"}
+    document = {"name": "mine", "base": str(folder / "base"), "vlm": str(folder / "vlm"), "family": "molmo22"}
     (tmp_path / "pair.yaml").write_text(yaml.safe_dump(document))
     done = typed("check", tmp_path / "pair.yaml")
-    assert done.exit_code == 3 and "family molmo3: no family has this name (did you mean `molmo2`?)" in done.stderr
+    assert done.exit_code == 3 and "family molmo22: no family has this name (did you mean `molmo2`?)" in done.stderr
     (tmp_path / "bad.yaml").write_text("family: x\ndetect: {keys_al: [a]}\nsplit: 3\n")
     (tmp_path / "pair.yaml").write_text(yaml.safe_dump(document | {"family": "bad.yaml"}))
     done = typed("check", tmp_path / "pair.yaml")

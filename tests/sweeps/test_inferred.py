@@ -11,14 +11,17 @@ import pytest
 import torch
 import yaml
 
+from mergelab.checkpoints.headers import open_checkpoint
 from mergelab.checkpoints.reader import read_entries
 from mergelab.config import pair_from_folders
 from mergelab.errors import PairingError
-from mergelab.sweeps.models import Models, open_models
+from mergelab.sweeps.models import Models, infer_models, open_models
 from mergelab.towers.confidence import UncertainPairing
 from mergelab.towers.rules import parse_family
 from tests.builders import hand_made
 from tests.towers.names import EYE, FOREIGN, UNKNOWN_PREFIX, Shapes, renamed, text_model
+from tests.towers.stored import LAYOUTS, plain
+from tests.towers.stored import moved as moved_by_noise
 
 HEADS = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
 CONFIG = {"model_type": "llama", **HEADS}
@@ -257,3 +260,37 @@ def test_printed_rule_reads_the_same_pairing(tmp_path: Path) -> None:
     assert again.report is None
     assert again.pairing.tensors == models.pairing.tensors and again.pairing.copied == models.pairing.copied
     assert again.mapping == models.mapping != ""
+
+
+REFUSED = {"phi4 multimodal": "LoRA adapters", "stacked experts, interleaved": "no stack of layers holds half"}
+"""Needs a family file: adapters, and biases of experts that are stacked."""
+
+
+@pytest.mark.parametrize(
+    ("name", "swapped"),
+    [*((name, False) for name in LAYOUTS), *((name, True) for name, layout in LAYOUTS.items() if layout.wrong)],
+)
+def test_hand_made_layouts_need_no_family_file(tmp_path: Path, name: str, swapped: bool) -> None:
+    """Where a layout fuses, it is also stored in the order that its family file would get wrong."""
+    layout = LAYOUTS[name]
+    store = layout.wrong if swapped else layout.store
+    assert store is not None
+    ancestor = plain(**layout.base)
+    base, truth = moved_by_noise(ancestor, 1), moved_by_noise(ancestor, 2)
+    tokens = [f"w{number}" for number in range(24)]
+    more = {"base": tokens, "vlm": [*tokens, "<a>", "<b>"]} if layout.by_token else {"base": None, "vlm": None}
+    folders = {
+        "base": hand_made(tmp_path / "base", base, config={"model_type": "llama"}, tokens=more["base"]),
+        "vlm": hand_made(tmp_path / "vlm", store(truth), config=layout.config, tokens=more["vlm"]),
+    }
+    checkpoints = {role: open_checkpoint(folder) for role, folder in folders.items()}
+    if name in REFUSED:
+        with pytest.raises(PairingError, match=REFUSED[name]):
+            infer_models(checkpoints, PairingError("no family is known"), True)
+        return
+    models = infer_models(checkpoints, PairingError("no family is known"), True)
+    assert models.report is not None and models.report.verdict == ("low" if name == "wings" else "high")
+    for paired in models.pairing.tensors:
+        header = models.checkpoints["vlm"].header(paired.stored["vlm"])
+        found = read_entries(header, 0, header.num_entries).reshape(header.shape)
+        assert torch.equal(found[: len(truth[paired.name])], truth[paired.name]), paired.name

@@ -246,3 +246,11 @@ def test_text_config_is_found_by_depth_and_width() -> None:
     config = {"vision": {**size, "hidden_size": 3}, "parts": {"lang": {**size, "x": {}}}}
     assert find_text_config(config, match, HIDDEN) == "parts.lang"
     assert find_text_config({"vision": config["vision"]}, match, HIDDEN) == ""
+
+
+def test_head_is_not_taken_for_an_embedding_that_speaks_of_pictures() -> None:
+    """As Phi-3-vision, which keeps its embedding among its picture modules."""
+    tensors = renamed(BASE, (r"^model\.embed_tokens", "model.vision_embed_tokens.wte"))
+    found = places(infer_tower(BASE, tensors))
+    assert found["model.embed_tokens.weight"] == ("model.vision_embed_tokens.wte.weight",)
+    assert found["lm_head.weight"] == ("lm_head.weight",)
