@@ -26,10 +26,10 @@ from mergelab.checkpoints.safetensors_format import TensorHeader
 from mergelab.engine.ancestry import sampled_rows
 from mergelab.errors import PairingError
 from mergelab.towers.ancestry import OUTLIER_NORM
-from mergelab.towers.inference import Inference
+from mergelab.towers.inference import HEAD_WORDS, Inference
 from mergelab.towers.inferred_rule import Setting, family_of
 from mergelab.towers.kinds import module_kind
-from mergelab.towers.layouts import Tower, locate_tower
+from mergelab.towers.layouts import HEAD, Tower, locate_tower
 from mergelab.towers.matching import Choice, Module, Operation, Option
 from mergelab.towers.parts import EMBEDDING
 from mergelab.towers.stacks import BASE_STACK
@@ -43,6 +43,9 @@ NUM_LAYERS = 4
 """How many layers are looked at, first and last among them."""
 
 TABLE_ROWS = 64
+MAX_OTHERS = 32
+"""Of base's other gains: how many a gain without a word must be further from than from the one that it seems to be."""
+
 UNLIKE = 2.0
 """Relative norm that stands for: cannot be compared."""
 
@@ -74,13 +77,15 @@ def settle_outside(inference: Inference, models: Models) -> tuple[dict[str, str]
         if len(ranked) > 1 and not clear(scores[ranked[0]], scores[ranked[1]]):
             picks[place.name] = names[0]
             undecided.append(f"{place.name}: {', '.join(names)} are equally near to base's")
+        elif place.name == HEAD and not HEAD_WORDS.search(ranked[0]) and scores[ranked[0]] >= OUTLIER_NORM:
+            del picks[HEAD]  # some other table; the head is tied
         elif not likely(models, place.name, picks[place.name], scores[picks[place.name]]):
             undecided.append(f"{place.name}: {picks[place.name]} has its shape, and no likeness to base's")
     return picks, undecided
 
 
 def likely(models: Models, canonical: str, stored: str, score: float) -> bool:
-    """Say whether a tensor beside the layers is base's: a table by its numbers, a gain by its word.
+    """Say whether a tensor beside the layers is base's: a table by its numbers, a gain by its word or its numbers.
 
     A head that base lacks was trained from none of its tensors; its word has to do.
     """
@@ -89,7 +94,11 @@ def likely(models: Models, canonical: str, stored: str, score: float) -> bool:
     if len(models.base[canonical].shape) > 1:
         return score < OUTLIER_NORM
     named = f".{stored}".endswith(f".{canonical.removeprefix('model.')}")
-    return named or ("norm" in canonical and bool(re.search(r"norm|ln", stored)))
+    if named or ("norm" in canonical and re.search(r"norm|ln", stored)):
+        return True
+    shape = models.base[canonical].shape
+    others = [name for name, header in models.base.items() if header.shape == shape and name != canonical]
+    return bool(others) and clear(score, min(table_distance(models, name, stored) for name in others[:MAX_OTHERS]))
 
 
 def table_distance(models: Models, canonical: str, stored: str) -> float:

@@ -262,6 +262,39 @@ def test_printed_rule_reads_the_same_pairing(tmp_path: Path) -> None:
     assert again.mapping == models.mapping != ""
 
 
+def test_table_that_is_unlike_bases_needs_the_flag(tmp_path: Path) -> None:
+    """The embedding is missing, and another table has its shape."""
+    base = filled(text_model())
+    vlm = moved(tuned(base), *UNKNOWN_PREFIX)
+    vlm["foo.bar.llm.tok.weight"] = torch.randn(32, 16, generator=torch.Generator().manual_seed(3))
+    with pytest.raises(UncertainPairing, match=r"embed_tokens\.weight: foo\.bar\.llm\.tok\.weight .* no likeness"):
+        opened(tmp_path, base, vlm)
+
+
+def test_table_that_is_no_head_is_none(tmp_path: Path) -> None:
+    """The vlm ties its head, and has another table of that shape elsewhere."""
+    base = filled(text_model())
+    base["lm_head.weight"] = base["model.embed_tokens.weight"].clone()
+    vlm = moved({n: t for n, t in tuned(base).items() if "lm_head" not in n}, *UNKNOWN_PREFIX)
+    vlm["foo.extra.weight"] = torch.randn(32, 16, generator=torch.Generator().manual_seed(3))
+    models = opened(tmp_path, base, vlm)
+    assert models.report is not None and models.report.verdict == "medium" and models.report.vlm["other"] == 1
+    assert not models.pairing.towers["vlm"].has_head and "foo.extra.weight" in models.pairing.copied
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_last_gain_without_a_word_is_told_by_its_numbers(tmp_path: Path, trained: bool) -> None:
+    base = filled(text_model())
+    if not trained:
+        base |= {name: torch.ones_like(tensor) for name, tensor in base.items() if "norm" in name}
+    vlm = moved(tuned(base), (r"^model\.norm", "foo.bar.llm.g"), *UNKNOWN_PREFIX)
+    if trained:
+        assert opened(tmp_path, base, vlm).report is not None
+        return
+    with pytest.raises(UncertainPairing, match=r"model\.norm\.weight: foo\.bar\.llm\.g\.weight has its shape"):
+        opened(tmp_path, base, vlm)
+
+
 REFUSED = {"phi4 multimodal": "LoRA adapters", "stacked experts, interleaved": "no stack of layers holds half"}
 """Needs a family file: adapters, and biases of experts that are stacked."""
 
