@@ -93,7 +93,7 @@ def tower_config(folder: Path, has_head: bool, family: Family | None = None) -> 
     if plain_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise PairingError(
             f"{folder / 'config.json'}: a tower of type {text.model_type} has no causal-LM class in transformers, "
-            "so its text ability cannot be measured apart from the vlm."
+            "so its text ability cannot be measured apart from the vlm. `mergelab merge --as vlm` is possible."
         )
     fields = _plain_fields(text, plain_type)
     config = CONFIG_MAPPING[plain_type](**fields)

@@ -49,6 +49,8 @@ def pair_checkpoints(models: Mapping[str, CheckpointLike], families: Mapping[str
         accounts.settle_head(role)
         accounts.compare(role)
     accounts.check_packed("vlm")
+    for role in accounts.towers:
+        accounts.check_embedding(role)
     accounts.match_vocabulary()
     accounts.raise_problems()
     accounts.note_families()
@@ -191,6 +193,16 @@ class Accounts:
             if header.dtype not in FLOATS + INTEGERS:
                 text = f"{stored}: {role} {header.dtype} {header.shape}{named}, expected F32, F16 or BF16"
                 self.problem(role, text)
+
+    def check_embedding(self, role: str) -> None:
+        """Note an embedding with fewer rows than its head: the others lie in a tensor that nobody pairs."""
+        stored = self.towers[role].stored
+        if HEAD not in stored:
+            return
+        rows, needed = (self.header(role, name).shape[0] for name in (EMBEDDING, HEAD))
+        if rows < needed:
+            text = f"{stored[EMBEDDING]}: {role} {rows} rows, {stored[HEAD]} {needed}; the other rows lie elsewhere"
+            self.problem(role, f"{text}. transformers 5 halves Molmo2's so: save it with save_original_format=False")
 
     def match_vocabulary(self) -> None:
         """Pair the rows of embedding and head, where all models have them."""

@@ -109,7 +109,7 @@ FAMILIES: tuple[Family, ...] = (
         layouts=ONE,
     ),
     nested("idefics3", VIT, LLAMA, **TOKEN, layouts=ONE),
-    nested("smolvlm", VIT, LLAMA, **TOKEN, layouts=ONE),
+    nested("smolvlm", VIT, LLAMA, **TOKEN, layouts=ONE, tied_base=True),
     nested(
         "mllama",
         {

@@ -106,10 +106,11 @@ def build(family: Family, root: Path) -> Built:
     vlm = auto.from_config(vlm_config(family), attn_implementation="eager").eval()
     randomise(vlm)
     state = text_state(family, vlm)
-    tower, base = (
-        AutoModelForCausalLM.from_config(text_config(family), attn_implementation="eager").eval() for _ in range(2)
-    )
+    tower = AutoModelForCausalLM.from_config(text_config(family), attn_implementation="eager").eval()
     tower.load_state_dict(state)
+    base = AutoModelForCausalLM.from_config(text_config(family, tied=family.tied_base)).eval()
+    if family.tied_base:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
     base.load_state_dict(state)
     with torch.no_grad():
         for tensor in {t.data_ptr(): t for t in base.state_dict().values()}.values():
@@ -127,9 +128,11 @@ def vlm_config(family: Family) -> PretrainedConfig:
     return CONFIG_MAPPING[family.model_type](text_config=dict(family.text), **family.rest)
 
 
-def text_config(family: Family) -> PretrainedConfig:
-    """Return the plain text config of the tower, as the catalogue says it."""
+def text_config(family: Family, tied: bool = False) -> PretrainedConfig:
+    """Return the plain text config of the tower, as the catalogue says it; ``tied`` ties its head all the same."""
     fields = {key: value for key, value in {**family.text, **family.base}.items() if value is not None}
+    if tied:
+        fields["tie_word_embeddings"] = True
     return CONFIG_MAPPING[fields.pop("model_type")](**fields)
 
 

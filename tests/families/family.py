@@ -59,6 +59,8 @@ class Family:
     """Logits of the vlm's class on text, divided by those of the plain text class."""
     tolerance: float = 0.0
     """How far the two may differ; zero is bit for bit."""
+    tied_base: bool = False
+    """Whether the base ties its head although the vlm does not: the usual case of small models."""
 
     @property
     def id(self) -> str:
@@ -78,7 +80,9 @@ def text(model_type: str, **fields: Any) -> dict[str, Any]:
 
 def nested(model_type: str, vision: Mapping[str, Any], text: Mapping[str, Any], **fields: Any) -> Family:
     """Return a family whose tower has a plain text class of its own name."""
-    known = {key: fields.pop(key) for key in ("base", "name", "layouts", "factor", "tolerance") if key in fields}
+    known = {
+        key: fields.pop(key) for key in ("base", "name", "layouts", "factor", "tolerance", "tied_base") if key in fields
+    }
     tied = text["tie_word_embeddings"]
     return Family(
         model_type,

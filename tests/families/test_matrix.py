@@ -17,6 +17,7 @@ from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import operation, plan_jobs
 from mergelab.engine.stream import stream
 from mergelab.engine.targets import LiveTarget, hash_live
+from mergelab.errors import PairingError
 from mergelab.live.configs import tower_config
 from mergelab.live.model import LiveModel, build_tower
 from mergelab.sweeps.loading import tower_of
@@ -118,7 +119,7 @@ def test_live_model_is_the_exported_folder(built: Build, family: Family, layout:
     checkpoint, tower = models.checkpoints["vlm"], models.pairing.towers["vlm"]
     lives = {"whole": tower_of(checkpoint, tower, "cpu", torch.float32)}
     if family.sees_pictures:
-        lives["bare"] = build_tower(tower_config(checkpoint.folder, tower.has_head), "cpu", torch.float32)
+        lives["bare"] = build_tower(tower_config(checkpoint.folder, tower.has_head, tower.family), "cpu", torch.float32)
     equal_states(lives["whole"].text.state_dict(), known.tower.state_dict())
     jobs = plan_jobs(models.pairing, models.checkpoints)
     for live in lives.values():
@@ -142,3 +143,10 @@ def views_agree(family: Family, live: LiveModel) -> None:
         live.vlm.set_attn_implementation("eager")
         error = (logits(live.vlm)[..., : answers.shape[-1]] - family.factor * answers).abs().max()
         assert float(error) <= family.tolerance
+
+
+def test_embedding_that_a_class_saved_in_halves_is_refused_not_merged_by_half(built: Build, tmp_path: Path) -> None:
+    known = built(next(family for family in FAMILIES if family.id == "molmo2"))
+    known.vlm.save_pretrained(tmp_path / "vlm")
+    with pytest.raises(PairingError, match=r"18 rows, lm_head.weight 32.*save_original_format=False"):
+        open_models(Pair(name="halves", base=str(known.base), vlm=str(tmp_path / "vlm")))
