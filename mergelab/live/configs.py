@@ -50,9 +50,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def has_vlm_class(folder: Path) -> bool:
-    """Return True if transformers has a class that loads the whole vlm."""
-    return read_config(folder).get("model_type") in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+def has_vlm_class(folder: Path, family: Family | None = None) -> bool:
+    """Return True if transformers has a class that loads the whole vlm.
+
+    Old files of the original LLaVA code say ``llava`` as those of transformers do; their keys, and so their ``family``,
+    tell them apart.
+    """
+    model_type = read_config(folder).get("model_type")
+    collides = family is not None and bool(family.export) and model_type not in family.detect.model_type
+    return model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and not collides
 
 
 def tower_config(folder: Path, has_head: bool, family: Family | None = None) -> PretrainedConfig:

@@ -53,7 +53,7 @@ def tower_of(checkpoint: Checkpoint, tower: Tower, device: str, dtype: torch.dty
     if not tower.sees_pictures:
         return load_text_model(folder, device, dtype)
     config = tower_config(folder, tower.has_head, tower.family)
-    if has_vlm_class(folder):
+    if has_vlm_class(folder, tower.family):
         return build_tower(config, device, dtype, folder)
     live = build_tower(config, device, dtype)
     alone, pairing = paired({"base": checkpoint, "vlm": checkpoint})

@@ -186,7 +186,7 @@ def evaluate_model(
     device = choose_device(device)
     checkpoint, tower = _open(source, say)
     suite = load_suite(request, say)
-    sees = tower.sees_pictures and has_vlm_class(checkpoint.folder)
+    sees = tower.sees_pictures and has_vlm_class(checkpoint.folder, tower.family)
     blind = [task.name for task in suite.tasks if task.modality == "vision" and not sees]
     if blind:
         what = "a vlm without a class in transformers" if tower.sees_pictures else "a text model"

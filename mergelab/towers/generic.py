@@ -104,5 +104,5 @@ FUSION_HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 """Why tensors may not pair although the models are related; a family file says how such tensors are cut."""
 
-TEXT_CONFIG_KEYS = ("text_config", "llm_config", "language_config")
+TEXT_CONFIG_KEYS = ("text_config", "llm_config", "language_config", "llm_cfg")
 """Where a multimodal config keeps its text config, first hit; otherwise the top level is the text config."""

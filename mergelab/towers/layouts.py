@@ -165,7 +165,7 @@ class Naming:
         """Return role ("" if unknown), tower root and canonical name; the last two are empty outside the tower."""
         family, inner = self.family, name
         if family is not None:
-            for role in ("extra", "projector", "vision"):
+            for role in ("vision", "projector", "extra"):
                 if any(pattern.search(name) for pattern in getattr(family.roles, role)):
                     return role, "", ""
             if family.lora is not None:

@@ -47,7 +47,7 @@ class Detection(Document):
 
 
 class Roles(Document):
-    """Stored names of tensors that are not the tower's; asked before the generic roles, first match."""
+    """Stored names of tensors that are not the tower's; asked in this order before the generic roles, first match."""
 
     vision: Items[Regex] = ()
     projector: Items[Regex] = ()

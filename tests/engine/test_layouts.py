@@ -1,7 +1,7 @@
 """Every hand-made layout through the whole stream: paired totally, exact at the ends, merged as its parts would."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from mergelab.sweeps.models import paired
 from mergelab.towers.layouts import repaired
 from mergelab.towers.pairing import Pairing
 from tests.builders import hand_made
-from tests.towers.stored import LAYOUTS, ROWS, Layout, Tensors, moved, plain
+from tests.towers.stored import LAYOUTS, ROWS, Layout, Tensors, in_vlm, internlm2, molmo, moved, plain, stacked
 
 TOKENS = [f"w{number}" for number in range(ROWS)]
 COPY_BASE = operation("copy", {"of": "base"}, None)
@@ -179,6 +179,52 @@ def test_tensors_fused_alike_merge_fused_and_equal_the_merge_of_their_parts(tmp_
     expected = layout.store({n: t.float() for n, t in oracle.items()})
     for own, tensor in found.items():
         torch.testing.assert_close(tensor.float(), expected[own].float(), rtol=1 / 128, atol=1e-6)
+
+
+Store = Callable[[Tensors], Tensors]
+MIXED: dict[str, tuple[dict[str, Any], dict[str, Store]]] = {
+    "base fused by key-value head, vlm split": (
+        {"qk_norm": False},
+        {"base": lambda t: internlm2(t, ""), "ancestor": lambda t: internlm2(t, ""), "vlm": in_vlm()},
+    ),
+    "base alone fused": (
+        {"qk_norm": False},
+        {"base": lambda t: internlm2(t, ""), "ancestor": dict, "vlm": in_vlm("language_model.model.")},
+    ),
+    "experts stacked both ways": (
+        {"experts": True},
+        {
+            "base": lambda t: stacked(t, transposed=False),
+            "ancestor": dict,
+            "vlm": lambda t: in_vlm()(stacked(t, transposed=True)),
+        },
+    ),
+    "experts split in the vlm": (
+        {"experts": True},
+        {
+            "base": lambda t: stacked(t, transposed=True),
+            "ancestor": lambda t: stacked(t, transposed=False),
+            "vlm": in_vlm(),
+        },
+    ),
+    "experts stacked by rows and alone": (
+        {"experts": True},
+        {"base": dict, "ancestor": lambda t: stacked(t, transposed=False), "vlm": molmo},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_every_model_may_have_a_form_of_its_own(tmp_path: Path, name: str) -> None:
+    what, stores = MIXED[name]
+    tensors = trio_of(Layout(dict, None, {}, what))
+    config = {"num_attention_heads": 8}
+    folders = {role: hand_made(tmp_path / role, stores[role](own), config=config) for role, own in tensors.items()}
+    alone = {role: hand_made(tmp_path / "plain" / role, own) for role, own in tensors.items()}
+    for method, how in METHODS.items():
+        expected = merged(alone, how, tmp_path / f"{method} alone")
+        assert_equal(merged(folders, how, tmp_path / method), stores["vlm"](expected))
+    assert_equal(merged(folders, COPY_BASE, tmp_path / "text", text=True), tensors["base"])
 
 
 def test_layers_that_predict_further_tokens_are_explained(tmp_path: Path) -> None:

@@ -114,6 +114,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     nested("internvl", {**VIT, "image_size": [8, 8], "patch_size": [4, 4]}, QWEN2, **TOKEN, image_seq_length=1),
     nested(
+        "internvl",
+        {**VIT, "image_size": [8, 8], "patch_size": [4, 4]},
+        text("gpt_oss", head_dim=4, num_local_experts=3, num_experts_per_tok=2, sliding_window=8, rope_parameters=YARN),
+        **TOKEN,
+        image_seq_length=1,
+        name="internvl-gpt_oss",
+    ),
+    nested(
         "idefics2",
         VIT,
         MISTRAL,
