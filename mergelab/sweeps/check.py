@@ -18,12 +18,13 @@ def check_record(models: Models) -> dict[str, Any]:
     """Return what is known of a pair that fits; one that does not was refused when it was opened.
 
     Returns:
-        JSON-able. ``models``: role -> folder, model_type, layout, family and how far its file was ``checked`` (None
-        where a prefix is all there is), ``taken_apart`` (fused tensors and the weights in them), dtypes of the tower's
-        tensors, parts (how many tensors are tower, vision, projector, extra), gigabytes. ``coverage``: how many tensors
-        of base and ancestor are matched, virtual (a tied head stands for its embedding), explained; none is missing.
-        ``merged`` and ``copied`` tensors of the vlm, ``explained`` one by one, ``config`` differences, ``rows`` of
-        embedding and head, ``tokens`` (None without tokenizer files), ``notes``.
+        JSON-able. ``models``: role -> folder, model_type, layout, family and how far its file was ``checked``
+        (None where a prefix is all there is), ``taken_apart`` (fused tensors and the weights in them), dtypes of the
+        tower's tensors, parts (how many tensors are tower, vision, projector, extra), gigabytes. ``coverage``: how
+        many tensors of base and ancestor are matched, virtual (a tied head stands for its embedding), explained;
+        none is missing. ``merged`` and ``copied`` tensors of the vlm, ``explained`` one by one, ``config``
+        differences, ``rows`` of embedding and head, ``tokens`` (None without tokenizer files), ``notes``,
+        ``inferred`` (the report on a vlm of no known family, else None).
     """
     pairing = models.pairing
     described = {}
@@ -70,4 +71,5 @@ def check_record(models: Models) -> dict[str, Any]:
         "rows": {name: dict(counts) for name, counts in pairing.vocabulary.items()},
         "tokens": None if tokens is None else asdict(tokens),
         "notes": list(pairing.notes),
+        "inferred": None if models.report is None else models.report.record(),
     }
