@@ -53,8 +53,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def has_vlm_class(folder: Path, family: Family | None = None) -> bool:
     """Return True if transformers has a class that loads the whole vlm.
 
-    Old files of the original LLaVA code say ``llava`` as transformers' own do; their keys, and so their ``family``, tell
-    them apart.
+    Old files of the original LLaVA code say ``llava`` as those of transformers do; their keys, and so their ``family``,
+    tell them apart.
     """
     model_type = read_config(folder).get("model_type")
     collides = family is not None and bool(family.export) and model_type not in family.detect.model_type

@@ -61,14 +61,16 @@ ROLES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "projector",
         re.compile(
-            r"(?:multi_modal_projector|mm_projector|projector|connector|aligner|merger|embed_vision|mlp1|resampler)\."
+            r"(?:multi_modal_projector|mm_projector|vision_projector|vision_projection|projector|connector|aligner|merger"
+            r"|embed_vision|mlp1|resampler)\."
         ),
     ),
-    ("projector", re.compile(r"(?:image_newline|view_seperator)$")),
+    ("projector", re.compile(r"(?:image_newline|view_seperator|high_res_vision_alpha)$")),
     (
         "vision",
         re.compile(
-            r"(?:visual|vision|vision_tower|vision_model|vision_encoder|image_encoder|vpm|visual_tokenizer|visual_embeddings_table|vte)\."
+            r"(?:visual|vision|(?:vision|image|video)_tower|vision_model|(?:vision|image)_encoder|vpm|visual_tokenizer"
+            r"|visual_embeddings_table|vte|high_res_vision_(?:model|neck|proj))\."
         ),
     ),
     ("extra", re.compile(r"mtp\.")),

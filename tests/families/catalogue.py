@@ -10,6 +10,7 @@ from tests.families.family import (
     CLIP,
     COHERE,
     GEMMA3_ROPE,
+    GLM_ROPE,
     HYBRID,
     INDEX,
     LLAMA,
@@ -35,6 +36,14 @@ from tests.families.family import (
     text,
 )
 
+GEMMA3 = text(
+    "gemma3_text",
+    head_dim=8,
+    tie_word_embeddings=True,
+    layer_types=["sliding_attention", "full_attention"],
+    sliding_window=8,
+    rope_parameters=GEMMA3_ROPE,
+)
 FAMILIES: tuple[Family, ...] = (
     nested("llava", CLIP, LLAMA, **LLAVA, image_seq_length=4),
     nested("llava", PIXTRAL, MISTRAL, **LLAVA, name="llava-pixtral"),
@@ -92,7 +101,26 @@ FAMILIES: tuple[Family, ...] = (
         ),
         layouts=("native", "repeated"),
     ),
+    nested(
+        "qwen3_5_moe",
+        QWEN_VIT,
+        text(
+            "qwen3_5_moe_text",
+            **HYBRID,
+            **MOE,
+            shared_expert_intermediate_size=12,
+            rope_parameters={**MROPE, "partial_rotary_factor": 0.5},
+        ),
+    ),
     nested("internvl", {**VIT, "image_size": [8, 8], "patch_size": [4, 4]}, QWEN2, **TOKEN, image_seq_length=1),
+    nested(
+        "internvl",
+        {**VIT, "image_size": [8, 8], "patch_size": [4, 4]},
+        text("gpt_oss", head_dim=4, num_local_experts=3, num_experts_per_tok=2, sliding_window=8, rope_parameters=YARN),
+        **TOKEN,
+        image_seq_length=1,
+        name="internvl-gpt_oss",
+    ),
     nested(
         "idefics2",
         VIT,
@@ -130,14 +158,7 @@ FAMILIES: tuple[Family, ...] = (
     nested(
         "gemma3",
         SIGLIP,
-        text(
-            "gemma3_text",
-            head_dim=8,
-            tie_word_embeddings=True,
-            layer_types=["sliding_attention", "full_attention"],
-            sliding_window=8,
-            rope_parameters=GEMMA3_ROPE,
-        ),
+        GEMMA3,
         **INDEX,
         mm_tokens_per_image=4,
     ),
@@ -212,12 +233,12 @@ FAMILIES: tuple[Family, ...] = (
     nested(
         "glm4v",
         {**QWEN_VIT, "image_size": 8, "patch_size": 4},
-        text("glm4v_text", rope_parameters={**MROPE, "partial_rotary_factor": 1.0}),
+        text("glm4v_text", rope_parameters={**GLM_ROPE, **MROPE}),
         base={
             "model_type": "glm4",
             "head_dim": 4,
             "rms_norm_eps": 1e-5,
-            "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0},
+            "rope_parameters": GLM_ROPE,
         },
         layouts=ONE,
     ),
@@ -226,14 +247,14 @@ FAMILIES: tuple[Family, ...] = (
         {**QWEN_VIT, "image_size": 8, "patch_size": 4},
         text(
             "glm4v_moe_text",
-            rope_parameters={**MROPE, "partial_rotary_factor": 1.0},
+            rope_parameters={**GLM_ROPE, **MROPE},
             **ROUTED,
         ),
         base={
             "model_type": "glm4_moe",
             "head_dim": 4,
             "attention_bias": True,
-            "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0},
+            "rope_parameters": GLM_ROPE,
         },
     ),
     nested("deepseek_vl", SIGLIP, LLAMA, **TOKEN, layouts=ONE),
@@ -339,4 +360,12 @@ FAMILIES: tuple[Family, ...] = (
         projection_hidden_size=16,
     ),
     Family("llama", LLAMA, None, {}, name="text", layouts=ONE),
+    Family(
+        "gpt_oss",
+        text("gpt_oss", head_dim=4, num_local_experts=3, num_experts_per_tok=2, sliding_window=8, rope_parameters=ROPE),
+        None,
+        {},
+        layouts=ONE,
+    ),
+    Family("gemma3_text", GEMMA3, None, {}, layouts=ONE),
 )

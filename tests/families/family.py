@@ -26,6 +26,7 @@ IMAGE = 30
 
 ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 MROPE = {**ROPE, "mrope_section": [1, 1, 0]}
+GLM_ROPE = {**ROPE, "partial_rotary_factor": 1.0}
 YARN = {**ROPE, "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8}
 VIT: dict[str, Any] = {
     "hidden_size": 16,

@@ -12,7 +12,7 @@ from tests.families.catalogue import FAMILIES
 from tests.families.checkpoints import Build
 from tests.families.family import Family
 
-TEXT_CLASS = {"qwen3_5", "llama4", "mllama"}
+TEXT_CLASS = {"qwen3_5", "qwen3_5_moe", "llama4", "mllama"}
 WHOLE_CLASS = {"gemma3", "gemma4"}
 KEY_MAPPING = {
     r"^language_model\.model\.": "model.",
@@ -36,7 +36,7 @@ def test_causal_lm_loader_on_a_vlm(built: Build, family: Family) -> None:
     assert (type(model) is type(built(family).vlm)) is (family.model_type in WHOLE_CLASS)
 
 
-ALONE = {"llama4", "qwen3_5", "minicpmv4_6"}
+ALONE = {"llama4", "qwen3_5", "qwen3_5_moe", "minicpmv4_6"}
 """Their text classes know the names of the vlm."""
 SAME_TYPE = [
     pytest.param(family, id=family.id)

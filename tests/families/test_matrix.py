@@ -26,8 +26,14 @@ from mergelab.sweeps.single import write_merge, write_tower
 from tests.families.catalogue import FAMILIES
 from tests.families.checkpoints import Build, Built, load, logits, stored, text_state
 from tests.families.family import IMAGE, Family, Layout
+from tests.families.further import FURTHER
 
-CASES = [pytest.param(family, layout, id=f"{family.id}-{layout}") for family in FAMILIES for layout in family.layouts]
+CASES = [
+    pytest.param(family, layout, id=f"{family.id}-{layout}", marks=marks)
+    for families, marks in ((FAMILIES, ()), (FURTHER, pytest.mark.slow))
+    for family in families
+    for layout in family.layouts
+]
 matrix = pytest.mark.parametrize(("family", "layout"), CASES)
 State = dict[str, torch.Tensor]
 

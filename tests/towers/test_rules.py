@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from mergelab.errors import RecipeError
-from mergelab.towers.rules import Family, find_family, holds, parse_family, shipped_families
+from mergelab.towers.rules import FOLDER, Family, find_family, holds, parse_family, shipped_families
 
 
 @pytest.mark.parametrize("family", shipped_families(), ids=lambda family: family.family)
@@ -78,3 +78,11 @@ def test_family_is_found_by_name_or_path(tmp_path: Path) -> None:
     assert find_family(str(path)) == find_family("molmo2")
     with pytest.raises(RecipeError, match=r"family internlm: no family has this name \(did you mean `internlm2`\?\)"):
         find_family("internlm")
+
+
+def test_example_of_the_readme_is_a_family_with_every_key() -> None:
+    text = (FOLDER / "README.md").read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    text = text.replace("[...]", "[]").replace("{...}", "{}")
+    document = yaml.safe_load(text)
+    assert parse_family(document, "README").split[2].grouped
+    assert document.keys() == Family.model_fields.keys()
