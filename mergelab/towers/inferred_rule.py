@@ -77,7 +77,9 @@ def keys(inference: Inference, operations: Iterable[Operation]) -> list[str]:
     """Return what tells such a checkpoint from others: its layers, and in them what the base calls otherwise."""
     stack = f"^{re.escape(inference.prefix)}\\.\\d+\\."
     named = [
-        re.escape(op.source.name).replace(r"\*", r"\d+") for op in operations if op.source.name != op.parts[0].name
+        re.escape(op.source.name).replace(r"\*", r"\d+") + (r"\." if all(op.source.kinds) else "$")
+        for op in operations
+        if op.source.name != op.parts[0].name
     ]
     return [stack + name for name in named] or [stack]
 
