@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mergelab.checkpoints.pickled import read_pickled_headers
-from mergelab.checkpoints.safetensors_format import TensorHeader, load_object, read_headers
+from mergelab.checkpoints.safetensors_format import TensorHeader, read_headers
 from mergelab.errors import DamagedFileError, problem_list
+from mergelab.strict_json import nested_deeper, read_object, shown
 
 __all__ = ["INDEX_NAME", "SINGLE_NAME", "Checkpoint", "TensorHeader", "open_checkpoint"]
 
@@ -23,7 +24,8 @@ SINGLE_NAME = "model.safetensors"
 PICKLED_INDEX_NAME = "pytorch_model.bin.index.json"
 PICKLED_NAME = "pytorch_model.bin"
 
-MAX_JSON_BYTES = 100_000_000
+MAX_NESTING = 50
+MAX_FILE_NAME = 255
 
 PACKED_DTYPES = ("U8", "I8", "F4", "F6_E2M3", "F6_E3M2")
 """Codes in which quantised weights are stored; every F8 code counts as well."""
@@ -87,7 +89,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             tensors[header.name] = header
         if listed is not None and not found_problems:
             absent = sorted(listed - {header.name for header in headers})
-            problems.extend(f"{name}: the index says {path.name}, which does not hold it" for name in absent)
+            problems.extend(f"{shown(name)}: the index says {path.name}, which does not hold it" for name in absent)
     if declared and not tensors and not problems:
         problems.append("the weight files hold no tensors")
     problems.extend(quantisation_problems(config, tensors))
@@ -136,7 +138,9 @@ def declared_files(folder: Path, problems: list[str]) -> dict[str, set[str] | No
     files: dict[str, set[str]] = {}
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not is_plain_name(name) or not name.endswith(suffix):
-            problems.append(f"{index.name}: {tensor} lies in {name!r}, expected a {suffix} file of this folder")
+            problems.append(
+                f"{index.name}: {shown(tensor)} lies in {shown(name)!r}, expected a {suffix} file of this folder"
+            )
         else:
             files.setdefault(name, set()).add(tensor)
     if single.exists() and single.name not in files:
@@ -146,7 +150,8 @@ def declared_files(folder: Path, problems: list[str]) -> dict[str, set[str] | No
 
 def is_plain_name(name: str) -> bool:
     """Say whether ``name`` is a bare file name, without folders or escapes."""
-    return name not in ("", ".", "..") and not any(sign in name for sign in "/\\\0")
+    fits = name not in ("", ".", "..") and name.isprintable() and len(name.encode()) <= MAX_FILE_NAME
+    return fits and not any(sign in name for sign in "/\\")
 
 
 def no_weights(folder: Path) -> str:
@@ -170,15 +175,17 @@ def no_weights(folder: Path) -> str:
 def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
     """Read a JSON object; on failure add a problem and return an empty one."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError(f"larger than {MAX_JSON_BYTES} bytes")
-        return load_object(path.read_bytes())
+        value = read_object(path)
     except FileNotFoundError:
         problems.append(f"{path.name}: missing")
     except OSError as error:
         problems.append(f"{path.name}: cannot be read: {error.strerror}")
     except ValueError as error:
         problems.append(f"{path.name}: not valid JSON: {error}")
+    else:
+        if not nested_deeper(value, MAX_NESTING):
+            return value
+        problems.append(f"{path.name}: nested more than {MAX_NESTING} levels deep")
     return {}
 
 
