@@ -8,7 +8,7 @@ Only what the folder itself declares is read: the files that ``model.safetensors
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ PICKLED_NAME = "pytorch_model.bin"
 MAX_NESTING = 50
 MAX_FILE_NAME = 255
 
+TOWER_FOLDER = "llm"
+"""Where VILA and NVILA keep their text tower, as an ordinary causal LM beside ``vision_tower`` and ``mm_projector``."""
+
 PACKED_DTYPES = ("U8", "I8", "F4", "F6_E2M3", "F6_E3M2")
 """Codes in which quantised weights are stored; every F8 code counts as well."""
 
@@ -36,12 +39,15 @@ class Checkpoint:
     """A folder whose headers were all checked."""
 
     folder: Path
+    """Where weights, config and tokenizer lie."""
     tensors: Mapping[str, TensorHeader]
     """By stored name, in name order."""
     config: Mapping[str, Any]
     """``config.json`` as it stands."""
     shards: tuple[Path, ...]
     """The weight files, in name order."""
+    repository: Path | None = None
+    """Of a tower that is a folder of its own inside a larger model's (``TOWER_FOLDER``): that model's folder."""
 
     @property
     def is_pickled(self) -> bool:
@@ -57,7 +63,8 @@ class Checkpoint:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Check a checkpoint folder and return where every tensor lies.
 
-    Of several names for the same bytes (a tied head in a pickled file) the first stays.
+    Of several names for the same bytes (a tied head in a pickled file) the first stays. A folder without weights of
+    its own whose ``llm/`` is a checkpoint (VILA) is opened as that text checkpoint, which knows its ``repository``.
 
     Raises:
         DamagedFileError: With all problems at once: no folder, no or broken ``config.json``, no safetensors
@@ -68,6 +75,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing"
         raise DamagedFileError(f"{folder}: expected a checkpoint folder, found {found}. Correct the path.")
+    if keeps_tower_apart(folder):
+        return replace(open_checkpoint(folder / TOWER_FOLDER), repository=folder)
     problems: list[str] = []
     config = read_json(folder / "config.json", problems)
     declared = declared_files(folder, problems)
@@ -104,6 +113,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     kept = first_names(tensors)
     ordered = {name: kept[name] for name in sorted(kept)}
     return Checkpoint(folder, ordered, config, tuple(folder / name for name in declared))
+
+
+def keeps_tower_apart(folder: Path) -> bool:
+    """Say whether a folder holds no weights itself, but a checkpoint in ``TOWER_FOLDER``."""
+    names = (INDEX_NAME, SINGLE_NAME, PICKLED_INDEX_NAME, PICKLED_NAME)
+    return (folder / TOWER_FOLDER / "config.json").is_file() and not any((folder / name).exists() for name in names)
 
 
 def first_names(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
@@ -167,8 +182,6 @@ def no_weights(folder: Path) -> str:
         return f"{wanted}; {gguf[0]} is a GGUF file (quantised weights), use the original safetensors checkpoint"
     if others:
         return f"{wanted}; {', '.join(others[:3])} is not named by either"
-    if (folder / "llm" / "config.json").is_file():
-        return f"{wanted}; the text tower lies in its own folder {folder / 'llm'} (VILA layout), not supported"
     return wanted
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergelab.checkpoints.headers import Checkpoint
+from mergelab.checkpoints.headers import TOWER_FOLDER, Checkpoint
 from mergelab.checkpoints.reader import read_entries, torch_dtype
-from mergelab.checkpoints.writer import CheckpointWriter, TensorPlan
+from mergelab.checkpoints.writer import MANIFEST, CheckpointWriter, TensorPlan
 from mergelab.engine.deltas import UnscaledDeltas
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import BLOCK_ENTRIES, Operation, TensorJob
@@ -35,7 +35,6 @@ TEXT_FILES = (
 )
 """What a text export takes from base: tokenizer, template and generation settings."""
 
-MANIFEST = "mergelab.json"
 DEFAULT_SHARD_BYTES = 5 * 10**9
 
 
@@ -61,6 +60,8 @@ def export_vlm(
 ) -> MergeStatistics:
     """Write the vlm with its tower replaced: names, layout, tying, tokenizer and all side files are the vlm's.
 
+    Of a vlm that keeps its tower in a folder of its own the whole repository is written, with that folder replaced.
+
     Args:
         export: What to write.
         out: The folder to appear; it must not exist or be empty.
@@ -78,7 +79,9 @@ def export_vlm(
         TensorPlan(name, by_stored[name].dtype if name in by_stored else header.dtype, header.shape)
         for name, header in vlm.tensors.items()
     ]
-    with CheckpointWriter(out, plans, _shard_bytes(vlm)) as writer:
+    with CheckpointWriter(out, plans, _shard_bytes(vlm), TOWER_FOLDER if vlm.repository else "") as writer:
+        if vlm.repository:
+            writer.copy_repository(vlm.repository)
         statistics = stream(
             export.jobs,
             export.operation,

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from mergelab.checkpoints.headers import TOWER_FOLDER
 from mergelab.sweeps.models import Models
 from mergelab.towers.config_differences import config_differences
 from mergelab.towers.token_differences import token_differences
@@ -34,7 +35,7 @@ def check_record(models: Models) -> dict[str, Any]:
         described[role] = {
             "folder": str(checkpoint.folder),
             "model_type": checkpoint.config.get("model_type"),
-            "layout": tower.layout,
+            "layout": f"{TOWER_FOLDER}/ {tower.layout}" if checkpoint.repository else tower.layout,
             "dtypes": dict(dtypes.most_common()),
             "parts": {part: parts[part] for part in ROLE_PARTS if parts[part]},
             "gigabytes": round(checkpoint.num_bytes / 1e9, 3),
@@ -48,6 +49,11 @@ def check_record(models: Models) -> dict[str, Any]:
                 "explained": explained,
                 "missing": 0,
             }
+    apart = [
+        f"{role}: its tower is a checkpoint of its own, {checkpoint.folder}; what lies beside it is copied as files"
+        for role, checkpoint in models.checkpoints.items()
+        if checkpoint.repository
+    ]
     folders = {role: checkpoint.folder for role, checkpoint in models.checkpoints.items()}
     tokens = token_differences(folders["base"], folders["vlm"])
     configs = (pairing.towers[role].text_config for role in ("base", "vlm"))
@@ -62,5 +68,5 @@ def check_record(models: Models) -> dict[str, Any]:
         "config": config_differences(*configs),
         "rows": {name: dict(counts) for name, counts in pairing.vocabulary.items()},
         "tokens": None if tokens is None else asdict(tokens),
-        "notes": list(pairing.notes),
+        "notes": [*pairing.notes, *apart],
     }

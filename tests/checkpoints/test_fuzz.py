@@ -161,7 +161,9 @@ def check_tokens(checkpoints: Mapping[str, Checkpoint], rows: Mapping[str, Seque
             return
         stated = [(entry["content"], entry["id"]) for entry in json.loads(path.read_bytes()).get("added_tokens") or ()]
         vocabulary = loaded[role].get_vocab()
-        if any(vocabulary[content] != row for content, row in stated) or len({*vocabulary.values()}) < len(vocabulary):
+        if any(vocabulary.get(content) != row for content, row in stated) or len({*vocabulary.values()}) < len(
+            vocabulary
+        ):
             return  # it gives tokens other rows than the file does, or several tokens one row
     for mine, theirs in zip(rows["base"], rows["vlm"], strict=True):
         assert loaded["base"].id_to_token(mine) == loaded["vlm"].id_to_token(theirs), (mine, theirs)
