@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,9 +56,19 @@ def read_vocabulary(folder: Path) -> dict[str, int] | None:
     Raises:
         DamagedFileError: A file is there but damaged.
     """
+    state = []
     for path in (folder / name for name in VOCABULARY_FILES):
-        if os.path.lexists(path) and not path.is_file():
+        if path.is_file():
+            found = path.stat()
+            state.append((path.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino))
+        elif os.path.lexists(path):
             raise damaged(path, "a folder, a link to nothing or another thing that is no file")
+    return parsed_vocabulary(folder, tuple(state))
+
+
+@lru_cache(maxsize=4)
+def parsed_vocabulary(folder: Path, state: tuple[tuple[Any, ...], ...]) -> dict[str, int] | None:
+    """Read the vocabulary anew unless the files are in the ``state`` they were in the last time."""
     fast, slow = folder / "tokenizer.json", folder / "vocab.json"
     if fast.is_file():
         vocabulary, added = read_fast(fast)
@@ -72,10 +83,14 @@ def read_vocabulary(folder: Path) -> dict[str, int] | None:
     if settings.is_file():
         added = read_added_decoder(settings) | added
     added = {token: vocabulary.get(token, row) for token, row in added.items()}
-    taken = set(added.values())
-    claims = Counter(vocabulary.values()) if len(set(vocabulary.values())) < len(vocabulary) else Counter()
-    free = {token: row for token, row in vocabulary.items() if row not in taken and claims[row] < 2}
-    return free | added
+    rows = set(vocabulary.values())
+    taken = rows.intersection(added.values())
+    if len(rows) == len(vocabulary) and all(
+        vocabulary.get(token) == row for token, row in added.items() if row in rows
+    ):
+        return vocabulary | added
+    claims = Counter(vocabulary.values())
+    return {token: row for token, row in vocabulary.items() if row not in taken and claims[row] < 2} | added
 
 
 def read_fast(path: Path) -> tuple[dict[str, int], dict[str, int]]:
@@ -124,9 +139,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def tokens_in(value: Any, path: Path) -> dict[str, int]:
     """Check that ``value`` maps strings to row numbers."""
-    if not isinstance(value, dict) or not all(
-        isinstance(token, str) and type(row) is int and row >= 0 for token, row in value.items()
-    ):
+    # By sets of types, for vocabularies are long.
+    if not isinstance(value, dict) or {*map(type, value)} - {str} or {*map(type, value.values())} - {int}:
+        raise damaged(path, "does not map tokens to row numbers")
+    if min(value.values(), default=0) < 0:
         raise damaged(path, "does not map tokens to row numbers")
     return value
 
