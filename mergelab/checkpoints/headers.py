@@ -7,7 +7,7 @@ Only what the folder itself declares is read: the files that ``model.safetensors
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,10 @@ PACKED_DTYPES = ("U8", "I8", "F4", "F6_E2M3", "F6_E3M2")
 """Codes in which quantised weights are stored; every F8 code counts as well."""
 
 
+Fetch = Callable[[Path, Sequence[tuple[int, int]]], list[bytes]]
+"""(weight file, ranges of bytes in it) -> the bytes."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A folder whose headers were all checked."""
@@ -48,6 +52,8 @@ class Checkpoint:
     """The weight files, in name order."""
     repository: Path | None = None
     """Of a tower that is a folder of its own inside a larger model's (``TOWER_FOLDER``): that model's folder."""
+    fetch: Fetch | None = None
+    """Of a checkpoint on the hub whose weights are not on this machine: gives bytes of them."""
 
     @property
     def is_pickled(self) -> bool:
@@ -60,7 +66,35 @@ class Checkpoint:
         return sum(tensor.num_bytes for tensor in self.tensors.values())
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+INSTEAD = (
+    ("mxfp4", "load it with Mxfp4Config(dequantize=True) in transformers and save it again"),
+    ("fp8", "use its BF16 repository, or load it with FineGrainedFP8Config(dequantize=True) and save it again"),
+    ("", "use the checkpoint that it was quantised from"),
+)
+"""Part of a quantisation method's name, and what to use instead of such a checkpoint; the first that fits."""
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """How to look at weight files: those of this machine, or of the hub."""
+
+    exists: Callable[[Path], bool]
+    headers: Callable[[Path], tuple[list[TensorHeader], list[str]]]
+    """Tensors of one file, and what is wrong with it."""
+    fetch: Fetch | None = None
+
+
+def stored_headers(path: Path) -> tuple[list[TensorHeader], list[str]]:
+    """Read the tensors of a file on this machine."""
+    if not path.is_file():
+        return [], ["is a folder, pipe or device, not a file"]
+    return read_pickled_headers(path) if path.suffix == ".bin" else read_headers(path)
+
+
+ON_DISK = WeightFiles(Path.exists, stored_headers)
+
+
+def open_checkpoint(folder: Path, files: WeightFiles = ON_DISK) -> Checkpoint:
     """Check a checkpoint folder and return where every tensor lies.
 
     Of several names for the same bytes (a tied head in a pickled file) the first stays. A folder without weights of
@@ -75,18 +109,18 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing"
         raise DamagedFileError(f"{folder}: expected a checkpoint folder, found {found}. Correct the path.")
-    if keeps_tower_apart(folder):
-        return replace(open_checkpoint(folder / TOWER_FOLDER), repository=folder)
+    if keeps_tower_apart(folder, files.exists):
+        return replace(open_checkpoint(folder / TOWER_FOLDER, files), repository=folder)
     problems: list[str] = []
     config = read_json(folder / "config.json", problems)
-    declared = declared_files(folder, problems)
+    declared = declared_files(folder, problems, files.exists)
     tensors: dict[str, TensorHeader] = {}
     for file_name, listed in declared.items():
         path = folder / file_name
-        if not path.is_file():
+        if not files.exists(path):
             problems.append(f"{file_name}: missing, the index lists {len(listed or ())} tensors in it")
             continue
-        headers, found_problems = read_pickled_headers(path) if path.suffix == ".bin" else read_headers(path)
+        headers, found_problems = files.headers(path)
         problems.extend(f"{path.name}: {problem}" for problem in found_problems)
         for header in headers:
             if header.name in tensors:
@@ -112,13 +146,14 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         )
     kept = first_names(tensors)
     ordered = {name: kept[name] for name in sorted(kept)}
-    return Checkpoint(folder, ordered, config, tuple(folder / name for name in declared))
+    shards = tuple(folder / name for name in declared)
+    return Checkpoint(folder, ordered, config, shards, fetch=files.fetch)
 
 
-def keeps_tower_apart(folder: Path) -> bool:
+def keeps_tower_apart(folder: Path, exists: Callable[[Path], bool] = Path.exists) -> bool:
     """Say whether a folder holds no weights itself, but a checkpoint in ``TOWER_FOLDER``."""
     names = (INDEX_NAME, SINGLE_NAME, PICKLED_INDEX_NAME, PICKLED_NAME)
-    return (folder / TOWER_FOLDER / "config.json").is_file() and not any((folder / name).exists() for name in names)
+    return (folder / TOWER_FOLDER / "config.json").is_file() and not any(exists(folder / name) for name in names)
 
 
 def first_names(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
@@ -133,16 +168,18 @@ def first_names(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
     return kept
 
 
-def declared_files(folder: Path, problems: list[str]) -> dict[str, set[str] | None]:
+def declared_files(
+    folder: Path, problems: list[str], exists: Callable[[Path], bool] = Path.exists
+) -> dict[str, set[str] | None]:
     """Return the weight files a folder declares, each with the tensor names of the index (None: no index).
 
     The files need not be there. An unusable index, or no declaration at all, is added to ``problems``.
     """
     single, index, suffix = folder / SINGLE_NAME, folder / INDEX_NAME, ".safetensors"
-    if not index.exists() and not single.exists():
+    if not exists(index) and not exists(single):
         single, index, suffix = folder / PICKLED_NAME, folder / PICKLED_INDEX_NAME, ".bin"
-    if not index.exists():
-        if single.is_file():
+    if not exists(index):
+        if exists(single):
             return {single.name: None}
         problems.append(no_weights(folder))
         return {}
@@ -158,7 +195,7 @@ def declared_files(folder: Path, problems: list[str]) -> dict[str, set[str] | No
             )
         else:
             files.setdefault(name, set()).add(tensor)
-    if single.exists() and single.name not in files:
+    if exists(single) and single.name not in files:
         problems.append(f"holds two checkpoints: {single.name} and the files of {index.name}; remove one of them")
     return {name: files[name] for name in sorted(files)}
 
@@ -209,8 +246,11 @@ def quantisation_problems(config: Mapping[str, Any], tensors: Mapping[str, Tenso
     for place, section in places.items():
         settings = section.get("quantization_config") if isinstance(section, Mapping) else None
         if settings:
-            method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else settings
-            problems.append(f"{place}: quantization_config {method!r}: quantised weights cannot be merged")
+            method = shown(settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else settings)
+            advice = next((text for part, text in INSTEAD if part in method.lower()), INSTEAD[-1][1])
+            problems.append(
+                f"{shown(place)}: quantization_config {method!r}: quantised weights cannot be merged; {advice}"
+            )
     if problems:
         packed = [t for t in tensors.values() if t.dtype in PACKED_DTYPES or t.dtype.startswith("F8")]
         problems.extend(f"{tensor.name}: packed as {tensor.dtype} {tensor.shape}" for tensor in packed)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from mergelab.checkpoints.headers import Fetch
 from mergelab.checkpoints.safetensors_format import DTYPE_BITS, TensorHeader
 from mergelab.errors import DamagedFileError
 
@@ -70,6 +73,16 @@ def read_entries(header: TensorHeader, start: int, stop: int) -> torch.Tensor:
     buffer = bytearray((stop - start) * entry_bytes)
     read_into(header, header.start + start * entry_bytes, memoryview(buffer))
     return torch.frombuffer(buffer, dtype=dtype)
+
+
+def fetch_entries(header: TensorHeader, ranges: Sequence[tuple[int, int]], fetch: Fetch) -> list[torch.Tensor]:
+    """Fetch ranges of entries of a flattened tensor whose file is not on this machine; else as ``read_entries``."""
+    dtype, entry_bytes = torch_dtype(header.dtype), DTYPE_BITS[header.dtype] // 8
+    places = [(header.start + start * entry_bytes, header.start + stop * entry_bytes) for start, stop in ranges]
+    return [
+        torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+        for content in fetch(header.path, places)
+    ]
 
 
 def read_into(header: TensorHeader, position: int, view: memoryview) -> None:

@@ -243,6 +243,7 @@ class CheckpointWriter:
         except OSError as error:
             if error.errno not in (
                 errno.ENOSPC,
+                errno.EFBIG,
                 errno.EDQUOT,
                 errno.EIO,
                 errno.EROFS,

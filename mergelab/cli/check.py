@@ -19,12 +19,14 @@ PROJECTIONS = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down")
 
 @click.command()
 @pair_options
+@click.option("--no-digest", is_flag=True, help="Compare headers alone; of models on the hub fetch no weights at all.")
 @json_option
-def check(as_json: bool, **pair: str | None) -> None:
+def check(as_json: bool, no_digest: bool, **pair: str | None) -> None:
     """Say whether the models of a pair fit each other, from headers and 64 sampled rows of some tensors.
 
     Shown are layouts, which tensors pair, differences of config and vocabulary, and whether the vlm's tower comes
     from base and ancestor. PAIR is a name (mergelab pairs) or the path of a pair file. Exit code 4: it does not fit.
+    Of models on the hub only small files, headers and the sampled rows are fetched.
 
     \b
     Examples:
@@ -37,7 +39,7 @@ def check(as_json: bool, **pair: str | None) -> None:
 
     chosen = choose_pair(**pair)
     try:
-        models = open_models(chosen, say)
+        models = open_models(chosen, say, headers_only=True)
     except PairingError as error:
         if as_json:
             print_json({"pair": chosen.name, "fits": False, "problem": str(error)})
@@ -45,6 +47,11 @@ def check(as_json: bool, **pair: str | None) -> None:
     record = check_record(models)
     if not as_json:
         _print_headers(chosen.name, record)
+
+    if no_digest:
+        if as_json:
+            print_json({"pair": chosen.name, **record, "ancestry": None})
+        return
 
     from mergelab.cli.noise import silenced
 

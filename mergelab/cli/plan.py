@@ -29,7 +29,7 @@ def plan(device: str, as_json: bool, **recipe: Any) -> None:
     from mergelab.sweeps.request import eval_request
 
     experiment = load_experiment(**recipe)
-    models = open_models(experiment.pair, say)
+    models = open_models(experiment.pair, say, headers_only=True)
     specs = expand(experiment.recipe, experiment.pair)
     sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))
     lines = announcement(experiment.recipe.name, models, specs, sizes, likely_device(device))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
 from mergelab.checkpoints.hub import resolve_source
+from mergelab.checkpoints.remote import open_source
 from mergelab.config.pair import Pair
 from mergelab.errors import DamagedFileError, MergelabError, problem_list
 from mergelab.towers.pairing import Pairing, pair_checkpoints
@@ -43,13 +44,21 @@ class Models:
         return sum(header.end - header.start for header in self.checkpoints[role].tensors.values())
 
 
-def open_models(pair: Pair, say: Callable[[str], None] = lambda line: None, accept_unrelated: bool = False) -> Models:
+def open_models(
+    pair: Pair,
+    say: Callable[[str], None] = lambda line: None,
+    accept_unrelated: bool = False,
+    headers_only: bool = False,
+) -> Models:
     """Open every model of a pair and pair their tensors.
+
+    Models on the hub are paired from their headers before any of their weights are fetched.
 
     Args:
         pair: The pair; a model is a folder or a hub id.
         say: Told what will be downloaded, with its size, before it is.
         accept_unrelated: Kept for whoever looks at the weights.
+        headers_only: Leave the weights of models on the hub there.
 
     Raises:
         MergelabError: A model is missing, damaged, or does not fit the others. Problems of several models of one
@@ -59,7 +68,7 @@ def open_models(pair: Pair, say: Callable[[str], None] = lambda line: None, acce
     problems: list[MergelabError] = []
     for role, source in pair.sources.items():
         try:
-            checkpoints[role] = open_checkpoint(resolve_source(source.location, source.revision, announce=say))
+            checkpoints[role] = open_source(source.location, source.revision, announce=say)
         except MergelabError as error:
             problems.append(error)
     if len(problems) == 1:
@@ -70,4 +79,10 @@ def open_models(pair: Pair, say: Callable[[str], None] = lambda line: None, acce
     for name, checkpoint in checkpoints.items():
         if checkpoint.is_pickled:
             say(f"{name}: {checkpoint.shards[0].name} is pickled; it is read through torch's weights-only loading")
-    return Models(checkpoints, pair_checkpoints(checkpoints), accept_unrelated)
+    pairing = pair_checkpoints(checkpoints)
+    if not headers_only and any(checkpoint.fetch for checkpoint in checkpoints.values()):
+        for role, source in pair.sources.items():
+            if checkpoints[role].fetch:
+                checkpoints[role] = open_checkpoint(resolve_source(source.location, source.revision, announce=say))
+        pairing = pair_checkpoints(checkpoints)
+    return Models(checkpoints, pairing, accept_unrelated)
