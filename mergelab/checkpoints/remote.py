@@ -87,8 +87,10 @@ def fetch_ranges(snapshot: Snapshot, path: Path, ranges: Sequence[tuple[int, int
 
 def fetch_range(snapshot: Snapshot, path: Path, start: int, stop: int) -> bytes:
     """Return bytes ``start`` to ``stop`` of a weight file on the hub."""
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+    from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
+
+    # Documented, though not marked as exported.
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     if start == stop:
         return b""
