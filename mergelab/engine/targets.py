@@ -17,12 +17,17 @@ from mergelab.errors import PairingError
 class Target(Protocol):
     """Takes the blocks of every job, in any order within a tensor."""
 
+    in_memory: bool
+    """True if blocks are wanted on the device where they are computed, False if on the CPU."""
+
     def write(self, job: TensorJob, start: int, block: torch.Tensor) -> None:
         """Store ``block``, flat and in the job's dtype, as entries ``start..`` of the job's tensor."""
 
 
 class LiveTarget:
     """Overwrites the weights of a live model in place; nothing is written to disk."""
+
+    in_memory = True
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take the live tensors by canonical name. A tied head appears once, as the embedding."""
@@ -51,10 +56,15 @@ class LiveTarget:
         """Copy the block into the live storage."""
         with torch.no_grad():
             self.tensors[job.tensor.name].view(-1)[start : start + block.numel()].copy_(block)
+        if block.device.type == "cuda":
+            # The memory of the block goes back to the thread that computed it, and must not be refilled too early.
+            torch.cuda.current_stream(block.device).synchronize()
 
 
 class ShardTarget:
     """Writes blocks into a checkpoint in the making, under the names the output uses."""
+
+    in_memory = False
 
     def __init__(self, writer: CheckpointWriter, name_of: Callable[[TensorJob], str]) -> None:
         """Take an open writer and the naming: the vlm's stored names, or the canonical ones."""

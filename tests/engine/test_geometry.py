@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mergelab.engine.geometry import Plane
+from mergelab.engine.geometry import ExactSum, Plane
 from tests.merges.inputs import merge, normal
 
 
@@ -59,7 +59,7 @@ def test_parallel_and_missing_vectors_span_a_line() -> None:
 
 
 def test_rounding_between_parallel_vectors_is_no_direction() -> None:
-    plane = Plane(aa=1.0, ab=1.0, bb=1.0 + 1e-15, am=0.5, bm=0.50001, mm=1.0)
+    plane = Plane(aa=ExactSum(1.0), ab=ExactSum(1.0), bb=ExactSum(1.0 + 1e-15), am=ExactSum(0.5), bm=ExactSum(0.50001), mm=ExactSum(1.0))
     assert plane.outside_share() == pytest.approx(math.sqrt(0.75))
 
 

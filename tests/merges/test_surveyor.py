@@ -14,7 +14,7 @@ from torch import Tensor
 from merges.block import Block, Survey
 from merges.methods import merge as merge_block
 from merges.parameters import Parameters, build
-from merges.surveyor import Surveyor, threshold_value
+from merges.surveyor import Counts, Surveyor, threshold_value
 from tests.merges.inputs import ONE, REPEATABLE, TWO, normal
 from tests.oracles import merging as oracle
 
@@ -35,9 +35,10 @@ def blocks(
 def surveyed(model: Model, parameters: Parameters, roles: tuple[str, ...], size: int = 10**9) -> Survey:
     surveyor = Surveyor(parameters, roles)
     for _ in range(surveyor.num_passes):
+        counts = Counts()
         for place, (zero, *models) in blocks(model, roles, size):
-            surveyor.add(place, zero, models)
-        surveyor.end_pass()
+            counts.add(surveyor.count(place, zero, models))
+        surveyor.end_pass(counts)
     return surveyor.survey
 
 
@@ -132,10 +133,10 @@ def test_excluded_tensors_are_not_counted() -> None:
     model = {"w": [torch.zeros(4), torch.tensor([1.0, 2.0, 3.0, 4.0])]}
     surveyor = Surveyor(build("ties", {"exclude": ["norm"], "density": 0.5}, ONE, "official"), ONE)
     for _ in range(surveyor.num_passes):
+        counts = surveyor.count(Block("n", "norm", ONE), torch.zeros(9), [torch.full((9,), 100.0)])
         for place, (zero, *models) in blocks(model, ONE, 4):
-            surveyor.add(place, zero, models)
-        surveyor.add(Block("n", "norm", ONE), torch.zeros(9), [torch.full((9,), 100.0)])
-        surveyor.end_pass()
+            counts.add(surveyor.count(place, zero, models))
+        surveyor.end_pass(counts)
     assert surveyor.survey.num_entries == 4
     assert threshold_value(surveyor.survey.thresholds["vlm"]) == 2.0
 
