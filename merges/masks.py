@@ -78,10 +78,13 @@ def has_negative_zero(numbers: Tensor) -> bool:
 
 
 def is_finite(numbers: Tensor) -> bool:
-    """Return True if no entry of a floating-point tensor is NaN or infinite; in one pass, without a mask."""
+    """Return True if no entry of a floating-point tensor is NaN or infinite; without a mask."""
     if numbers.numel() == 0:
         return True
+    # A sum with NaN or infinity is never finite. One of finite numbers may overflow, so then it is looked at closely:
     # NaN and infinity both reach the smallest or the largest entry.
+    if math.isfinite(numbers.sum().item()):
+        return True
     low, high = torch.aminmax(numbers)
     return math.isfinite(low.item()) and math.isfinite(high.item())
 

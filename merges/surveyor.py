@@ -19,7 +19,7 @@ from merges.exclusion import is_excluded
 from merges.masks import count, is_equal, places
 from merges.parameters import DareTies, Parameters, Ties
 from merges.ties import trimmed_vectors
-from merges.trim import INFINITY, LOW_BITS, MAGNITUDE, bucket_of, count_lowers, count_uppers, kept_count
+from merges.trim import INFINITY, LOW_BITS, MAGNITUDE, bucket_of, count_lowers, count_uppers, kept_count, lowers_of
 from merges.vectors import check_inputs, weight_list
 
 
@@ -120,6 +120,9 @@ class Surveyor:
         self.survey = Survey(self._num_entries, thresholds, asked=dict.fromkeys(self.models, rank))
 
 
+WAITING_ENTRIES = 1 << 20
+"""Entries that may wait to be counted: 4 MiB."""
+
 Parts = Callable[[], Iterator[tuple[int, Mapping[str, Tensor]]]]
 """Called once a pass: yields the task vectors of one tensor in slices, in order, as (flat index, delta by role)."""
 
@@ -142,11 +145,11 @@ def survey_tensor(parameters: Ties, num_entries: int, parts: Parts) -> Survey:
     Deviations: as ``trim_mask``.
     """
     rank = kept_count(num_entries, parameters.density, parameters.kept_count)
-    uppers = _counted(parts, count_uppers)
+    uppers = _counted_uppers(parts)
     if rank == 0:
         return Survey(num_entries, dict.fromkeys(uppers, INFINITY), asked=dict.fromkeys(uppers, 0))
     buckets = {role: bucket_of(histogram, rank) for role, histogram in uppers.items()}
-    lowers = _counted(parts, count_lowers, {role: upper for role, (upper, _) in buckets.items()})
+    lowers = _counted_lowers(parts, {role: upper for role, (upper, _) in buckets.items()})
     thresholds, wanted = {}, {}
     for role, histogram in lowers.items():
         upper, above = buckets[role]
@@ -158,17 +161,35 @@ def survey_tensor(parameters: Ties, num_entries: int, parts: Parts) -> Survey:
     return Survey(num_entries, thresholds, _last_kept(parts, thresholds, few), dict.fromkeys(thresholds, rank))
 
 
-def _counted(
-    parts: Parts, count_part: Callable[..., Tensor], buckets: Mapping[str, int] | None = None
-) -> dict[str, Tensor]:
+def _counted_uppers(parts: Parts) -> dict[str, Tensor]:
     counts: dict[str, Tensor] = {}
     for _, deltas in parts():
         for role, delta in deltas.items():
             try:
-                here = count_part(delta) if buckets is None else count_part(delta, buckets[role])
+                here = count_uppers(delta)
             except ValueError as error:
                 raise ValueError(f"task vector of {role}: {error}") from error
             counts[role] = counts[role].add_(here) if role in counts else here
+    return counts
+
+
+def _counted_lowers(parts: Parts, buckets: Mapping[str, int]) -> dict[str, Tensor]:
+    counts: dict[str, Tensor] = {}
+    waiting: dict[str, list[Tensor]] = {role: [] for role in buckets}
+
+    def count_waiting(role: str) -> None:
+        here = torch.bincount(torch.cat(waiting[role]), minlength=1 << LOW_BITS)
+        counts[role] = counts[role].add_(here) if role in counts else here
+        waiting[role].clear()
+
+    for _, deltas in parts():
+        for role, delta in deltas.items():
+            # A slice has few entries in the bucket and the table many rows, so slices are put together.
+            waiting[role].append(lowers_of(delta, buckets[role]))
+            if sum(lowers.numel() for lowers in waiting[role]) > WAITING_ENTRIES:
+                count_waiting(role)
+    for role in buckets:
+        count_waiting(role)
     return counts
 
 

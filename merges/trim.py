@@ -10,7 +10,7 @@ from torch import Tensor
 
 from merges.masks import count, is_above, is_below, places, reaches_bound
 
-CPU_CHUNK = 1 << 17
+CPU_CHUNK = 1 << 18
 """Entries counted at a time on a CPU, so that the temporaries of counting stay in the cache."""
 
 MAGNITUDE = 0x7FFFFFFF
@@ -145,11 +145,13 @@ def count_uppers(delta: Tensor) -> Tensor:
 
 def count_lowers(delta: Tensor, upper: int) -> Tensor:
     """Return how many entries of the bucket ``upper`` have which lower 16 bits of magnitude, int64."""
-    bits, chunks = magnitude_chunks(delta)
-    histogram = torch.zeros(LOW_MASK + 1, dtype=torch.int64, device=bits.device)
-    for chunk in chunks:
-        histogram += torch.bincount(_of_bucket(chunk & MAGNITUDE, upper)[1], minlength=histogram.numel())
-    return histogram
+    return torch.bincount(lowers_of(delta, upper), minlength=LOW_MASK + 1)
+
+
+def lowers_of(delta: Tensor, upper: int) -> Tensor:
+    """Return the lower 16 bits of the magnitudes in the bucket ``upper``, int32, in flat order."""
+    _, chunks = magnitude_chunks(delta)
+    return torch.cat([_of_bucket(chunk & MAGNITUDE, upper)[1] for chunk in chunks])
 
 
 def _of_bucket(magnitudes: Tensor, upper: int) -> tuple[Tensor, Tensor]:

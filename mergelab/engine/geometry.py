@@ -93,6 +93,8 @@ class Plane:
 
 def dot(first: torch.Tensor, second: torch.Tensor) -> float:
     """Return the inner product of two flat float32 tensors, added up in float64 over slices."""
+    if 0 < first.numel() <= DOT_ENTRIES:
+        return float(torch.dot(first, second))
     parts = zip(first.split(DOT_ENTRIES), second.split(DOT_ENTRIES), strict=True)
     sums = [torch.dot(one, two) for one, two in parts]
     return float(torch.stack(sums).cpu().double().sum()) if sums else 0.0

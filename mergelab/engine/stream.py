@@ -12,6 +12,7 @@ from mergelab.checkpoints.reader import torch_dtype
 from mergelab.engine.deltas import UnscaledDeltas
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.loading import Loaded, held_bytes, load
+from mergelab.engine.memory import give_back_freed_memory, keep_freed_memory
 from mergelab.engine.merging import Merging, merge_span, survey_span, survey_whole
 from mergelab.engine.pieces import DEVICE_SPAN_ENTRIES, SPAN_ENTRIES, Piece, is_surveyed, pieces_of
 from mergelab.engine.pipeline import Gate, Stages, overlap
@@ -202,9 +203,11 @@ def one_thread_each(operation: Operation) -> Iterator[None]:
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    keep_freed_memory()
     try:
         yield
     finally:
+        give_back_freed_memory()
         torch.set_num_threads(threads)
 
 
