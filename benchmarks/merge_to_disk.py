@@ -137,7 +137,9 @@ def their_command(trio: Path, method: str, dtype: str) -> list[str]:
     recipe = {
         "merge_method": method,
         "base_model": str(trio / "ancestor"),
-        "models": [{"model": str(trio / role), "parameters": {"weight": 1.0, **parameters}} for role in ("base", "vlm")],
+        "models": [
+            {"model": str(trio / role), "parameters": {"weight": 1.0, **parameters}} for role in ("base", "vlm")
+        ],
         "parameters": {"lambda": scale},
         "dtype": dtype,
         "out_dtype": "bfloat16",

@@ -188,7 +188,7 @@ def _counted_lowers(parts: Parts, buckets: Mapping[str, int]) -> dict[str, Tenso
             waiting[role].append(lowers_of(delta, buckets[role]))
             if sum(lowers.numel() for lowers in waiting[role]) > WAITING_ENTRIES:
                 count_waiting(role)
-    for role in buckets:
+    for role in [role for role in buckets if waiting[role]]:
         count_waiting(role)
     return counts
 

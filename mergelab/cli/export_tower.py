@@ -33,7 +33,7 @@ def export_tower(vlm: str, base: str, out: Path, as_json: bool) -> None:
     check_output_folder(out)
     models = open_models(pair, say)
     with silenced():
-        from mergelab.sweeps.single import write_tower
+        from mergelab.sweeps.writing import write_tower
 
         record = write_tower(pair, models, out)
     if as_json:

@@ -42,9 +42,10 @@ class Loaded:
             stored = self.own[span.start : span.stop]
         else:
             start = self.piece.start
-            stored = self.inputs.entries("vlm", self.piece.job.tensor.stored["vlm"], start + span.start, start + span.stop)
+            stored = self.inputs.entries(
+                "vlm", self.piece.job.tensor.stored["vlm"], start + span.start, start + span.stop
+            )
         return stored.to(self.inputs.device, non_blocking=True)
-
 
     def roles_stored_as(self, dtype: str) -> set[str]:
         """Return the models that store this tensor in the dtype of this code."""

@@ -63,9 +63,7 @@ def merge_span(loaded: Loaded, span: Span, merging: Merging, statistics: MergeSt
     return output.view(-1)
 
 
-def survey_span(
-    loaded: Loaded, span: Span, operation: Operation, surveyor: Surveyor, survey: Survey | None
-) -> Counts:
+def survey_span(loaded: Loaded, span: Span, operation: Operation, surveyor: Surveyor, survey: Survey | None) -> Counts:
     """Return what the current pass of ``surveyor`` counts in a span; ``survey`` is that of the tensor, if it has one.
 
     Raises:
@@ -110,9 +108,7 @@ def _models(loaded: Loaded, span: Span, operation: Operation) -> dict[str, torch
 def _kept(models: Mapping[str, torch.Tensor], operation: Operation, block: Block) -> dict[str, torch.Tensor] | None:
     if operation.zero is None or operation.parameters is None:
         return None
-    return kept_masks(
-        models[operation.zero], [models[role] for role in operation.vectors], operation.parameters, block
-    )
+    return kept_masks(models[operation.zero], [models[role] for role in operation.vectors], operation.parameters, block)
 
 
 def _apply(job: TensorJob, models: Mapping[str, torch.Tensor], merging: Merging, block: Block) -> torch.Tensor:

@@ -6,9 +6,10 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from mergelab.engine.geometry import DOT_ENTRIES
-from mergelab.engine.plan import BLOCK_ENTRIES, Operation, TensorJob
+from mergelab.engine.plan import Operation, TensorJob
 from merges.parameters import Ties
 
 SPAN_ENTRIES = DOT_ENTRIES
@@ -78,15 +79,15 @@ class Piece:
             return (Span(0, total, 0, self.num_merged),)
         if self.rows is None:
             cuts = [*range(0, total, self.span_entries), total]
-            return tuple(Span(low, high, low, high) for low, high in zip(cuts[:-1], cuts[1:], strict=True))
+            return tuple(Span(low, high, low, high) for low, high in pairwise(cuts))
         assert self.job.tensor.rows is not None
         width = self.width
         merged = self.job.tensor.rows.rows["vlm"][self.rows.start : self.rows.stop]
         step = width * max(1, self.span_entries // max(1, width))
         cuts = [*range(0, total, step), total]
         lows = [bisect_left(merged, (self.start + cut) // width) * width for cut in cuts]
-        pairs = zip(cuts[:-1], cuts[1:], lows[:-1], lows[1:], strict=True)
-        return tuple(Span(*four) for four in pairs)
+        both = zip(pairwise(cuts), pairwise(lows), strict=True)
+        return tuple(Span(start, stop, low, high) for (start, stop), (low, high) in both)
 
 
 def is_surveyed(operation: Operation) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Queue
 from typing import Generic, TypeVar
@@ -74,7 +74,7 @@ class Gate:
 
 def overlap(
     tasks: Sequence[Task], stages: Stages[Task, Loaded, Part, Result], num_workers: int, gate: Gate
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """Yield the result of every task, in the order of the tasks, whichever finishes first.
 
     Tasks are let in in order. After an error no further one is, those inside are finished up to the failed one, and

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,6 @@ from mergelab.engine.plan import BLOCK_ENTRIES, Operation, TensorJob
 from mergelab.engine.statistics import MergeStatistics
 from mergelab.engine.targets import Target
 from merges.block import Survey
-from merges.mergekit_methods import ByMergekit
 from merges.surveyor import Counts, Surveyor
 
 Progress = Callable[[int, int], None]
@@ -88,15 +87,17 @@ def stream(
         for _ in range(num_passes):
             assert surveyor is not None
             counts = Counts()
-            for piece, found in zip(pieces, run.surveyed(pieces, surveyor, num_workers), strict=True):
-                counts.add(found)
-                report(piece)
+            with closing(run.surveyed(pieces, surveyor, num_workers)) as found:
+                for piece, here in zip(pieces, found, strict=True):
+                    counts.add(here)
+                    report(piece)
             surveyor.end_pass(counts)
         if surveyor is not None and num_passes:
             statistics.survey = run.survey = surveyor.survey
-        for piece, counted in zip(pieces, run.merged(pieces, num_workers), strict=True):
-            statistics.add_statistics(counted)
-            report(piece)
+        with closing(run.merged(pieces, num_workers)) as merged:
+            for piece, counted in zip(pieces, merged, strict=True):
+                statistics.add_statistics(counted)
+                report(piece)
     statistics.num_tensors = len(jobs)
     return statistics
 
@@ -104,9 +105,7 @@ def stream(
 class _Stream:
     """The stages of one merge, for the pipeline."""
 
-    def __init__(
-        self, operation: Operation, inputs: Inputs, target: Target, deltas: UnscaledDeltas | None
-    ) -> None:
+    def __init__(self, operation: Operation, inputs: Inputs, target: Target, deltas: UnscaledDeltas | None) -> None:
         self.operation = operation
         self.inputs = inputs
         self.target = target
@@ -117,7 +116,7 @@ class _Stream:
         span_entries = SPAN_ENTRIES if self.inputs.device == "cpu" else DEVICE_SPAN_ENTRIES
         return pieces_of(job, self.operation, span_entries, BLOCK_ENTRIES)
 
-    def surveyed(self, pieces: Sequence[Piece], surveyor: Surveyor, num_workers: int) -> Iterator[Counts]:
+    def surveyed(self, pieces: Sequence[Piece], surveyor: Surveyor, num_workers: int) -> Generator[Counts]:
         def count(piece: Piece, loaded: Loaded, send: Callable[[Block], None]) -> Counts:
             counts = Counts()
             operation = self.operation.matched or self.operation
@@ -128,7 +127,7 @@ class _Stream:
 
         return overlap(pieces, Stages(self.size, self.read, count, self.write), num_workers, Gate(LIMIT_BYTES))
 
-    def merged(self, pieces: Sequence[Piece], num_workers: int) -> Iterator[MergeStatistics]:
+    def merged(self, pieces: Sequence[Piece], num_workers: int) -> Generator[MergeStatistics]:
         return overlap(pieces, Stages(self.size, self.read, self.merge, self.write), num_workers, Gate(LIMIT_BYTES))
 
     def size(self, piece: Piece) -> int:
