@@ -3,11 +3,12 @@
 Both are run as users run them, as processes of their own, on the same three bf16 checkpoints of TinyLlama-1.1B's
 shapes (seeded noise; base and vlm are the ancestor moved a little). Times are of the whole process: start, reading,
 arithmetic, writing, and for mergelab the fsync that mergekit leaves out. mergekit computes in float32 (``dtype:
-float32, out_dtype: bfloat16``) unless ``--mergekit-dtype bfloat16``, its default.
+float32, out_dtype: bfloat16``) unless ``--mergekit-dtype bfloat16``, its default. The hashes of the inputs, which go
+into mergelab's manifest, are remembered between its runs; the line above the table says what the first one took.
 
-    python benchmarks/merge_to_disk.py --scratch /tmp/bench                    # on disk
+    python benchmarks/merge_to_disk.py --scratch /tmp/bench                    # on disk, 12 GB
     python benchmarks/merge_to_disk.py --scratch /dev/shm/bench                # on a memory file system
-    python benchmarks/merge_to_disk.py --scratch /tmp/bench --layers 4 16 64   # memory against depth, mergelab alone
+    python benchmarks/merge_to_disk.py --scratch /tmp/bench --width 1024 --layers 4 16 64   # memory against depth
 
 Standard library only here: the peak memory that the kernel reports for a child begins with that of its parent.
 """
@@ -26,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-WIDTH, MLP, KV, VOCABULARY, LAYERS = 2048, 5632, 256, 32000, 22
+WIDTH, VOCABULARY, LAYERS = 2048, 32000, 22
 NOISE = {"ancestor": 0.0, "base": 1e-3, "vlm": 1.5e-3}
 METHODS = {
     "task_arithmetic": {"lambda": 0.5},
@@ -41,6 +42,7 @@ class Cost:
     """What one process took."""
 
     seconds: float
+    cpu_seconds: float
     peak_bytes: int
 
 
@@ -50,23 +52,28 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--repeats", type=int, help="pairs of runs a method; default 3, 2 and 1")
     parser.add_argument("--layers", type=int, nargs="+", default=[LAYERS], help="several: mergelab's memory at each")
+    parser.add_argument("--width", type=int, default=WIDTH, help="hidden size; a multiple of 256")
     parser.add_argument("--mergekit-dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--only-ours", action="store_true", help="leave mergekit out")
-    parser.add_argument("--build", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--build", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.build:
-        build(Path(arguments.build[0]), int(arguments.build[1]))
+        build(Path(arguments.build[0]), int(arguments.build[1]), int(arguments.build[2]))
         return
-    for layers in arguments.layers:
-        trio = arguments.scratch / f"trio-{layers}"
+    trios = {layers: arguments.scratch / f"trio-{arguments.width}-{layers}" for layers in arguments.layers}
+    for layers, trio in trios.items():
         if not (trio / "done").exists():
-            subprocess.run([sys.executable, __file__, "--scratch", ".", "--build", trio, str(layers)], check=True)
-    if len(arguments.layers) > 1:
-        show_depths(arguments.scratch, arguments.layers, arguments.methods)
+            size = [str(arguments.width), str(layers)]
+            subprocess.run([sys.executable, __file__, "--scratch", ".", "--build", str(trio), *size], check=True)
+    if len(trios) > 1:
+        show_depths(trios, arguments.methods)
         return
-    trio = arguments.scratch / f"trio-{arguments.layers[0]}"
-    print("| merge to disk | mergekit s | mergelab s | mergekit / mergelab | peak MB, theirs | ours | ours / theirs |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    (trio,) = trios.values()
+    shutil.rmtree(trio / "cache", ignore_errors=True)
+    first = in_turn(trio, {"mergelab": our_command(trio, arguments.methods[0])}, 1)["mergelab"][0]
+    print(f"mergelab's first {arguments.methods[0]}, with the hashes of its inputs: {first.seconds:.1f} s\n")
+    print("| merge to disk | wall s, mergekit | mergelab | ratio | CPU s, mergekit | mergelab | ratio | ", end="")
+    print(f"peak MB, mergekit | mergelab | ratio |\n|{'---|' * 10}", flush=True)
     for method in arguments.methods:
         commands = {"mergelab": our_command(trio, method)}
         if not arguments.only_ours:
@@ -76,20 +83,21 @@ def main() -> None:
         compare(trio)
 
 
-def shapes(num_layers: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a Llama with TinyLlama-1.1B's widths."""
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, WIDTH)}
+def shapes(width: int, num_layers: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a Llama of the proportions of TinyLlama-1.1B."""
+    mlp, kv = width * 11 // 4, width // 8
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, width)}
     for layer in range(num_layers):
         start = f"model.layers.{layer}."
-        found |= {f"{start}self_attn.{name}_proj.weight": (WIDTH, WIDTH) for name in "qo"}
-        found |= {f"{start}self_attn.{name}_proj.weight": (KV, WIDTH) for name in "kv"}
-        found |= {f"{start}mlp.{name}_proj.weight": (MLP, WIDTH) for name in ("gate", "up")}
-        found[f"{start}mlp.down_proj.weight"] = (WIDTH, MLP)
-        found |= {f"{start}{name}_layernorm.weight": (WIDTH,) for name in ("input", "post_attention")}
-    return found | {"model.norm.weight": (WIDTH,), "lm_head.weight": (VOCABULARY, WIDTH)}
+        found |= {f"{start}self_attn.{name}_proj.weight": (width, width) for name in "qo"}
+        found |= {f"{start}self_attn.{name}_proj.weight": (kv, width) for name in "kv"}
+        found |= {f"{start}mlp.{name}_proj.weight": (mlp, width) for name in ("gate", "up")}
+        found[f"{start}mlp.down_proj.weight"] = (width, mlp)
+        found |= {f"{start}{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
+    return found | {"model.norm.weight": (width,), "lm_head.weight": (VOCABULARY, width)}
 
 
-def build(folder: Path, num_layers: int) -> None:
+def build(folder: Path, width: int, num_layers: int) -> None:
     """Write the three checkpoints; called in a process of its own."""
     import torch
     from safetensors.torch import save_file
@@ -97,8 +105,8 @@ def build(folder: Path, num_layers: int) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": WIDTH,
-        "intermediate_size": MLP,
+        "hidden_size": width,
+        "intermediate_size": width * 11 // 4,
         "num_hidden_layers": num_layers,
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
@@ -109,7 +117,7 @@ def build(folder: Path, num_layers: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for role, noise in NOISE.items():
         tensors = {}
-        for number, (name, shape) in enumerate(shapes(num_layers).items()):
+        for number, (name, shape) in enumerate(shapes(width, num_layers).items()):
             start = torch.randn(shape, generator=torch.Generator().manual_seed(number)).mul_(0.02)
             if noise:
                 own = torch.Generator().manual_seed(10**6 * len(role) + number)
@@ -173,28 +181,29 @@ def measured(command: Sequence[str], trio: Path) -> Cost:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}: exit {process.returncode}\n{(trio / 'log').read_text()[-3000:]}")
-    return Cost(seconds, usage.ru_maxrss * 1024)
+    return Cost(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
 def show_method(method: str, costs: dict[str, list[Cost]]) -> None:
-    seconds = {name: statistics.median(cost.seconds for cost in of) for name, of in costs.items()}
-    peaks = {name: statistics.median(cost.peak_bytes for cost in of) for name, of in costs.items()}
-    ours = f"{seconds['mergelab']:.1f}", f"{peaks['mergelab'] / 1e6:.0f}"
-    if "mergekit" in costs:
-        times, share = seconds["mergekit"] / seconds["mergelab"], peaks["mergelab"] / peaks["mergekit"]
-        theirs = f"{seconds['mergekit']:.1f}", f"{times:.2f}", f"{peaks['mergekit'] / 1e6:.0f}", f"{share:.2f}"
-    else:
-        theirs = ("",) * 4
-    print(f"| {method} | {theirs[0]} | {ours[0]} | {theirs[1]} | {theirs[2]} | {ours[1]} | {theirs[3]} |", flush=True)
+    """Print one row: medians, and ratios where both ran (times: mergekit / mergelab, memory: mergelab / mergekit)."""
+    cells = [method]
+    for field, scale, digits in (("seconds", 1, 1), ("cpu_seconds", 1, 1), ("peak_bytes", 1e6, 0)):
+        ours, theirs = (
+            statistics.median(getattr(cost, field) for cost in costs[name]) / scale if name in costs else None
+            for name in ("mergelab", "mergekit")
+        )
+        ratio = None if theirs is None else ours / theirs if field == "peak_bytes" else theirs / ours
+        cells += ["" if value is None else f"{value:.{digits}f}" for value in (theirs, ours)]
+        cells.append("" if ratio is None else f"{ratio:.2f}")
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def show_depths(scratch: Path, depths: Sequence[int], methods: Sequence[str]) -> None:
-    print(f"| mergelab, peak MB | {' | '.join(f'{depth} layers' for depth in depths)} |")
-    print(f"|---{'|---' * len(depths)}|", flush=True)
+def show_depths(trios: dict[int, Path], methods: Sequence[str]) -> None:
+    print(f"| mergelab, peak MB | {' | '.join(f'{depth} layers' for depth in trios)} |")
+    print(f"|---{'|---' * len(trios)}|", flush=True)
     for method in methods:
         peaks = []
-        for depth in depths:
-            trio = scratch / f"trio-{depth}"
+        for trio in trios.values():
             costs = in_turn(trio, {"mergelab": our_command(trio, method)}, 1)
             peaks.append(f"{costs['mergelab'][0].peak_bytes / 1e6:.0f}")
             shutil.rmtree(trio / "by-mergelab")
