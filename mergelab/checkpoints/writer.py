@@ -25,8 +25,11 @@ from mergelab.checkpoints.headers import INDEX_NAME, SINGLE_NAME, is_plain_name
 from mergelab.checkpoints.output_folder import check_free_space, check_output_folder
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.checkpoints.safetensors_format import DTYPE_BITS, encode_header, tensor_bytes
-from mergelab.errors import MachineError
+from mergelab.errors import DamagedFileError, MachineError
 from mergelab.strides import Box, View
+
+MANIFEST = "mergelab.json"
+"""What a merge says about itself, beside the weights."""
 
 SPARE_BYTES = 16 << 20
 """Room asked for beyond the tensors: headers, index, config, tokenizer."""
@@ -89,6 +92,8 @@ class CheckpointWriter:
         final: Folder to make; new or empty.
         tensors: All tensors that will be written.
         shard_bytes: Most tensor bytes per file.
+        inside: Name of a folder inside ``final`` that gets the weights and the files beside them; "" is ``final``
+            itself.
         parts: Weights inside fused tensors that will be written by names of their own: name -> the tensor and which
             entries of it. A tensor with parts is written through them alone; together they must be all of it.
 
@@ -103,9 +108,11 @@ class CheckpointWriter:
         final: Path,
         tensors: Sequence[TensorPlan],
         shard_bytes: int = 5_000_000_000,
+        inside: str = "",
         parts: Mapping[str, tuple[str, View]] | None = None,
     ) -> None:
         self.final = final.absolute()
+        self.inside = inside
         self.shards = plan_shards(tensors, shard_bytes)
         count = len(self.shards)
         self.names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
@@ -138,7 +145,9 @@ class CheckpointWriter:
     def __enter__(self) -> CheckpointWriter:
         check_output_folder(self.final)
         with self.naming_disk_errors(), ExitStack() as stack:
-            self.scratch = stack.enter_context(atomic.new_folder(self.final))
+            self.root = stack.enter_context(atomic.new_folder(self.final))
+            self.scratch = self.root / self.inside
+            self.scratch.mkdir(exist_ok=True)
             stack.callback(self.close)
             for number, shard in enumerate(self.shards):
                 self.open_shard(number, shard)
@@ -202,13 +211,25 @@ class CheckpointWriter:
         """Copy a file beside the weights, byte for byte, following links."""
         target = self.new_path(path.name if name is None else name)
         with self.naming_disk_errors():
-            shutil.copyfile(path, target)
-            target.chmod(0o644)
-            handle = os.open(target, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            copy_synced(path, target)
+
+    def copy_repository(self, repository: Path) -> None:
+        """Copy what surrounds the folder that is written inside ``final``: all files and folders beside it.
+
+        Raises:
+            DamagedFileError: There is something else than files and folders, for example a link to a folder.
+            MachineError: The disk is too small for them.
+        """
+        if not self.inside:
+            raise ValueError("only a writer inside a larger folder has surroundings to copy")
+        files = surroundings(repository, self.inside)
+        # The shards were made at their full size, but take no room before they are written.
+        check_free_space(self.final, self.num_bytes + sum(path.stat().st_size for path in files) + SPARE_BYTES)
+        with self.naming_disk_errors():
+            for path in files:
+                target = self.root / path.relative_to(repository)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                copy_synced(path, target)
 
     def new_path(self, name: str) -> Path:
         """Return where a further file goes; weight files and doubled names are the caller's mistake."""
@@ -265,6 +286,7 @@ class CheckpointWriter:
         except OSError as error:
             if error.errno not in (
                 errno.ENOSPC,
+                errno.EFBIG,
                 errno.EDQUOT,
                 errno.EIO,
                 errno.EROFS,
@@ -287,6 +309,38 @@ def read_at(handle: int, num_bytes: int, position: int) -> bytearray:
             raise OSError(errno.EIO, "the file ended while it was written")
         view, position = view[count:], position + count
     return data
+
+
+def surroundings(repository: Path, inside: str) -> list[Path]:
+    """Return all files of a folder but those in its sub-folder ``inside`` and in hidden ones (.git), in order."""
+    files = []
+    odd = []
+    for folder, folders, names in os.walk(repository):
+        here = Path(folder)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if here == repository:
+            folders[:] = [name for name in folders if name != inside]
+            names = [name for name in names if name not in (atomic.LOCK, MANIFEST)]
+        odd += [here / name for name in folders if (here / name).is_symlink()]
+        odd += [here / name for name in names if not (here / name).is_file()]
+        files += [here / name for name in names]
+    if odd:
+        raise DamagedFileError(
+            f"{repository}: expected files and folders, found {', '.join(map(str, odd[:3]))}: links to folders, or "
+            "neither. Replace them by what they stand for."
+        )
+    return sorted(files)
+
+
+def copy_synced(path: Path, target: Path) -> None:
+    """Copy a file byte for byte, following links."""
+    shutil.copyfile(path, target)
+    target.chmod(0o644)
+    handle = os.open(target, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_at(handle: int, data: memoryview, position: int) -> None:

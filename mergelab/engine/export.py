@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergelab.checkpoints.headers import Checkpoint
+from mergelab.checkpoints.headers import TOWER_FOLDER, Checkpoint
 from mergelab.checkpoints.reader import read_entries, torch_dtype
-from mergelab.checkpoints.writer import CheckpointWriter, TensorPlan
+from mergelab.checkpoints.writer import MANIFEST, CheckpointWriter, TensorPlan
 from mergelab.engine.deltas import UnscaledDeltas
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.outlets import outlets
@@ -38,7 +38,6 @@ TEXT_FILES = (
 )
 """What a text export takes from base: tokenizer, template and generation settings."""
 
-MANIFEST = "mergelab.json"
 DEFAULT_SHARD_BYTES = 5 * 10**9
 
 
@@ -64,7 +63,8 @@ def export_vlm(
 ) -> MergeStatistics:
     """Write the vlm with its tower replaced: names, layout, tying, tokenizer and all side files are the vlm's.
 
-    Names that transformers 5.4 or 5.5 corrupted are written as they were before, or no class would load them.
+    Names that transformers 5.4 or 5.5 corrupted are written as they were before, or no class would load them. Of a vlm
+    that keeps its tower in a folder of its own the whole repository is written, with that folder replaced.
 
     Args:
         export: What to write.
@@ -85,7 +85,10 @@ def export_vlm(
         TensorPlan(repaired(name), dtypes.get(name, header.dtype), header.shape) for name, header in vlm.tensors.items()
     ]
     places = {repaired(name): (repaired(stored), view) for name, (stored, view) in parts.items()}
-    with CheckpointWriter(out, plans, _shard_bytes(vlm), places) as writer:
+    inside = TOWER_FOLDER if vlm.repository else ""
+    with CheckpointWriter(out, plans, _shard_bytes(vlm), inside, places) as writer:
+        if vlm.repository:
+            writer.copy_repository(vlm.repository)
         statistics = stream(
             export.jobs,
             export.operation,

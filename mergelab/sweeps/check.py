@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from mergelab.checkpoints.headers import TOWER_FOLDER
 from mergelab.sweeps.models import Models
 from mergelab.towers.config_differences import config_differences
 from mergelab.towers.token_differences import token_differences
@@ -18,12 +19,13 @@ def check_record(models: Models) -> dict[str, Any]:
     """Return what is known of a pair that fits; one that does not was refused when it was opened.
 
     Returns:
-        JSON-able. ``models``: role -> folder, model_type, layout, family and how far its file was ``checked`` (None
-        where a prefix is all there is), ``taken_apart`` (fused tensors and the weights in them), dtypes of the tower's
-        tensors, parts (how many tensors are tower, vision, projector, extra), gigabytes. ``coverage``: how many tensors
-        of base and ancestor are matched, virtual (a tied head stands for its embedding), explained; none is missing.
-        ``merged`` and ``copied`` tensors of the vlm, ``explained`` one by one, ``config`` differences, ``rows`` of
-        embedding and head, ``tokens`` (None without tokenizer files), ``notes``.
+        JSON-able. ``models``: role -> folder, model_type, layout, family and how far its file was ``checked``
+        (None where a prefix is all there is), ``taken_apart`` (fused tensors and the weights in them), dtypes of the
+        tower's tensors, parts (how many tensors are tower, vision, projector, extra), gigabytes. ``coverage``: how
+        many tensors of base and ancestor are matched, virtual (a tied head stands for its embedding), explained;
+        none is missing. ``merged`` and ``copied`` tensors of the vlm, ``explained`` one by one, ``config``
+        differences, ``rows`` of embedding and head, ``tokens`` (None without tokenizer files), ``notes``,
+        ``inferred`` (the report on a vlm of no known family, else None).
     """
     pairing = models.pairing
     described = {}
@@ -35,7 +37,7 @@ def check_record(models: Models) -> dict[str, Any]:
         described[role] = {
             "folder": str(checkpoint.folder),
             "model_type": checkpoint.config.get("model_type"),
-            "layout": tower.layout,
+            "layout": f"{TOWER_FOLDER}/ {tower.layout}" if checkpoint.repository else tower.layout,
             "family": None if tower.family is None else tower.family.family,
             "checked": None if tower.family is None else tower.family.checked,
             "taken_apart": {
@@ -55,6 +57,11 @@ def check_record(models: Models) -> dict[str, Any]:
                 "explained": explained,
                 "missing": 0,
             }
+    apart = [
+        f"{role}: its tower is a checkpoint of its own, {checkpoint.folder}; what lies beside it is copied as files"
+        for role, checkpoint in models.checkpoints.items()
+        if checkpoint.repository
+    ]
     folders = {role: checkpoint.folder for role, checkpoint in models.checkpoints.items()}
     tokens = token_differences(folders["base"], folders["vlm"])
     configs = (pairing.towers[role].text_config for role in ("base", "vlm"))
@@ -69,5 +76,6 @@ def check_record(models: Models) -> dict[str, Any]:
         "config": config_differences(*configs),
         "rows": {name: dict(counts) for name, counts in pairing.vocabulary.items()},
         "tokens": None if tokens is None else asdict(tokens),
-        "notes": list(pairing.notes),
+        "notes": [*pairing.notes, *apart],
+        "inferred": None if models.report is None else models.report.record(),
     }

@@ -286,6 +286,7 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
         "versions": {"mergelab": __version__, **{name: version(name) for name in LIBRARIES}},
         "fingerprints": prepared.fingerprints,
         "ancestry": prepared.ancestry,
+        "inferred": None if prepared.models.report is None else prepared.models.report.record(),
         "points": [point.point_id for point in prepared.points],
         "host": {
             "name": socket.gethostname(),

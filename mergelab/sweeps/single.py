@@ -84,6 +84,7 @@ def write_merge(
         "conventions": point.spec.conventions,
         "fingerprints": fingerprints,
         "ancestry": ancestry_summary(digest, models.accept_unrelated),
+        "inferred": None if models.report is None else models.report.record(),
         "recipe": resolved(recipe),
         "pair": pair.model_dump(mode="json"),
     }

@@ -153,8 +153,6 @@ class Family(Document):
     experts: Items[Experts] = ()
     layers: Layers | None = None
     lora: Lora | None = None
-    subfolder: str | None = None
-    """Folder of the checkpoint that holds the tower as a model of its own."""
     text_config: Items[str] = ()
     """Where the config keeps the text config: dotted paths, the first that exists; ``''`` is the top level."""
     export: Items[Export] = ()

@@ -13,7 +13,10 @@ from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
 from mergelab.engine.ancestry import check_related
 from mergelab.engine.export import Export, export_text, export_vlm
 from mergelab.engine.inputs import Inputs
+from mergelab.engine.outlets import check_outlets
 from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
+from mergelab.engine.stream import stream
+from mergelab.engine.targets import LiveTarget
 from mergelab.errors import PairingError
 from mergelab.sweeps.models import paired
 from mergelab.towers.layouts import repaired
@@ -119,7 +122,7 @@ def test_ends_are_exact_in_the_vlms_own_layout(
     assert_equal(merged(folders, what, out), expected)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["ties", "dare_linear"])
 def test_merge_is_that_of_the_plain_tensors(
     case: tuple[Layout, Trio, dict[str, Path], Path], method: str, tmp_path: Path
 ) -> None:
@@ -153,18 +156,24 @@ def strip(name: str) -> str:
     return name.replace("model.language_model.", "model.").removeprefix("language_model.")
 
 
-@pytest.mark.parametrize("name", FUSED_ALIKE)
-def test_tensors_fused_alike_merge_fused_and_equal_the_merge_of_their_parts(tmp_path: Path, name: str) -> None:
-    """The oracle is float64 on the plain tensors, fused afterwards."""
-    layout = FUSED_ALIKE[name]
-    tensors = trio_of(layout)
+def fused_alike(folder: Path, layout: Layout, tensors: Trio) -> dict[str, Path]:
+    """Write all three models with the same fused tensors."""
     folders = {}
     for role, own in tensors.items():
         stored = layout.store(own)
         if role != "vlm":
             stored = {strip(n): t for n, t in stored.items() if "vision" not in n and "projector" not in n}
         config: dict[str, Any] = layout.config if role == "vlm" else {**layout.config, "model_type": "any"}
-        folders[role] = hand_made(tmp_path / role, stored, config=config)
+        folders[role] = hand_made(folder / role, stored, config=config)
+    return folders
+
+
+@pytest.mark.parametrize("name", FUSED_ALIKE)
+def test_tensors_fused_alike_merge_fused_and_equal_the_merge_of_their_parts(tmp_path: Path, name: str) -> None:
+    """The oracle is float64 on the plain tensors, fused afterwards."""
+    layout = FUSED_ALIKE[name]
+    tensors = trio_of(layout)
+    folders = fused_alike(tmp_path, layout, tensors)
     _, pairing, _ = opened(folders)
     assert not any(pairing.views.values())
     assert {strip(own) for own in (p.stored["vlm"] for p in pairing.tensors)} == {
@@ -179,6 +188,36 @@ def test_tensors_fused_alike_merge_fused_and_equal_the_merge_of_their_parts(tmp_
     expected = layout.store({n: t.float() for n, t in oracle.items()})
     for own, tensor in found.items():
         torch.testing.assert_close(tensor.float(), expected[own].float(), rtol=1 / 128, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FUSED_ALIKE)
+@pytest.mark.parametrize("block", [50, 10**6])
+def test_tensors_fused_alike_fall_apart_in_a_text_model_that_has_the_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, block: int
+) -> None:
+    layout = FUSED_ALIKE[name]
+    tensors = trio_of(layout)
+    folders = fused_alike(tmp_path, layout, tensors)
+    monkeypatch.setattr("mergelab.engine.stream.BLOCK_ENTRIES", block)
+    checkpoints, pairing, jobs = opened(folders)
+    what = METHODS["task_arithmetic"]
+    shapes = {n: tuple(t.shape) for n, t in tensors["base"].items()}
+    check_outlets(jobs, shapes, "the text model")
+    export = Export(jobs, what, Inputs(checkpoints, keep=True), pairing)
+    export_text(export, tmp_path / "text", {}, {"model_type": "llama"}, shapes)
+    alone = {role: hand_made(tmp_path / "plain" / role, own) for role, own in tensors.items()}
+    expected = merged(alone, what, tmp_path / "alone")
+    assert_equal(load_file(tmp_path / "text" / "model.safetensors"), expected)
+    live = {n: torch.zeros(t.shape, dtype=t.dtype) for n, t in tensors["base"].items()}
+    target = LiveTarget(live)
+    target.check(jobs)
+    stream(jobs, what, Inputs(checkpoints), target)
+    assert_equal(live, expected)
+    with pytest.raises(PairingError, match="the file has none, the text model"):
+        check_outlets(jobs, {**shapes, "model.extra.weight": (3,)}, "the text model")
+    del live["model.layers.0.self_attn.o_proj.weight"]
+    with pytest.raises(PairingError, match=r"o_proj\.weight: not in the live model"):
+        LiveTarget(live).check(jobs)
 
 
 Store = Callable[[Tensors], Tensors]
@@ -225,6 +264,16 @@ def test_every_model_may_have_a_form_of_its_own(tmp_path: Path, name: str) -> No
         expected = merged(alone, how, tmp_path / f"{method} alone")
         assert_equal(merged(folders, how, tmp_path / method), stores["vlm"](expected))
     assert_equal(merged(folders, COPY_BASE, tmp_path / "text", text=True), tensors["base"])
+
+
+@pytest.mark.parametrize("name", ["internvl with internlm2", "stacked experts, interleaved", "molmoe", "mllama"])
+def test_blocks_of_any_size_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    layout = LAYOUTS[name]
+    folders = write(tmp_path, layout, trio_of(layout))
+    whole = merged(folders, METHODS["dare_linear"], tmp_path / "whole")
+    for room in ("stream", "export"):
+        monkeypatch.setattr(f"mergelab.engine.{room}.BLOCK_ENTRIES", 53)
+    assert_equal(merged(folders, METHODS["dare_linear"], tmp_path / "pieces"), whole)
 
 
 def test_layers_that_predict_further_tokens_are_explained(tmp_path: Path) -> None:

@@ -85,4 +85,4 @@ def test_example_of_the_readme_is_a_family_with_every_key() -> None:
     text = text.replace("[...]", "[]").replace("{...}", "{}")
     document = yaml.safe_load(text)
     assert parse_family(document, "README").split[2].grouped
-    assert document.keys() == Family.model_fields.keys() - {"subfolder"}
+    assert document.keys() == Family.model_fields.keys()
