@@ -7,8 +7,8 @@ Only what the folder itself declares is read: the files that ``model.safetensors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mergelab.checkpoints.pickled import read_pickled_headers
 from mergelab.checkpoints.safetensors_format import TensorHeader, read_headers
 from mergelab.errors import DamagedFileError, problem_list
 from mergelab.strict_json import nested_deeper, read_object, shown
+from mergelab.strides import View
 
 __all__ = ["INDEX_NAME", "SINGLE_NAME", "Checkpoint", "TensorHeader", "open_checkpoint"]
 
@@ -34,10 +35,6 @@ PACKED_DTYPES = ("U8", "I8", "F4", "F6_E2M3", "F6_E3M2")
 """Codes in which quantised weights are stored; every F8 code counts as well."""
 
 
-Fetch = Callable[[Path, Sequence[tuple[int, int]]], list[bytes]]
-"""(weight file, ranges of bytes in it) -> the bytes."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A folder whose headers were all checked."""
@@ -50,10 +47,33 @@ class Checkpoint:
     """``config.json`` as it stands."""
     shards: tuple[Path, ...]
     """The weight files, in name order."""
+    parts: Mapping[str, TensorHeader] = field(default_factory=dict)
+    """Weights inside fused tensors, by a name made up for each; see ``with_parts``."""
     repository: Path | None = None
     """Of a tower that is a folder of its own inside a larger model's (``TOWER_FOLDER``): that model's folder."""
-    fetch: Fetch | None = None
-    """Of a checkpoint on the hub whose weights are not on this machine: gives bytes of them."""
+    on_hub: bool = False
+    """Whether the weights are not on this machine; what is read of them is fetched."""
+
+    def header(self, name: str) -> TensorHeader:
+        """Return the header of a tensor, or of a part of one."""
+        return self.parts[name] if name in self.parts else self.tensors[name]
+
+    def with_parts(self, parts: Mapping[str, tuple[str, View]]) -> Checkpoint:
+        """Return the same checkpoint with weights inside fused tensors to be read by names of their own.
+
+        Args:
+            parts: Name of the part -> stored name of its tensor, and which entries it has.
+
+        Raises:
+            ValueError: A part leaves its tensor, or takes a stored name.
+        """
+        headers = {}
+        for name, (stored, view) in parts.items():
+            whole = self.tensors[stored]
+            if name in self.tensors or view.whole.offset + view.whole.span > whole.num_entries:
+                raise ValueError(f"{name}: no part of {stored} {whole.shape}: {view}")
+            headers[name] = replace(whole, name=name, shape=view.shape, view=view)
+        return replace(self, parts=headers)
 
     @property
     def is_pickled(self) -> bool:
@@ -81,7 +101,7 @@ class WeightFiles:
     exists: Callable[[Path], bool]
     headers: Callable[[Path], tuple[list[TensorHeader], list[str]]]
     """Tensors of one file, and what is wrong with it."""
-    fetch: Fetch | None = None
+    on_hub: bool = False
 
 
 def stored_headers(path: Path) -> tuple[list[TensorHeader], list[str]]:
@@ -147,7 +167,7 @@ def open_checkpoint(folder: Path, files: WeightFiles = ON_DISK) -> Checkpoint:
     kept = first_names(tensors)
     ordered = {name: kept[name] for name in sorted(kept)}
     shards = tuple(folder / name for name in declared)
-    return Checkpoint(folder, ordered, config, shards, fetch=files.fetch)
+    return Checkpoint(folder, ordered, config, shards, on_hub=files.on_hub)
 
 
 def keeps_tower_apart(folder: Path, exists: Callable[[Path], bool] = Path.exists) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
-from mergelab.checkpoints.headers import Fetch
 from mergelab.checkpoints.safetensors_format import DTYPE_BITS, TensorHeader
 from mergelab.errors import DamagedFileError
+from mergelab.strides import Box
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -69,24 +69,31 @@ def read_entries(header: TensorHeader, start: int, stop: int) -> torch.Tensor:
     dtype = torch_dtype(header.dtype)
     if start == stop:
         return torch.empty(0, dtype=dtype)
+    if header.view is not None:
+        return read_boxes(header, header.view.pieces(start, stop), dtype)
     entry_bytes = DTYPE_BITS[header.dtype] // 8
     buffer = bytearray((stop - start) * entry_bytes)
     read_into(header, header.start + start * entry_bytes, memoryview(buffer))
     return torch.frombuffer(buffer, dtype=dtype)
 
 
-def fetch_entries(header: TensorHeader, ranges: Sequence[tuple[int, int]], fetch: Fetch) -> list[torch.Tensor]:
-    """Fetch ranges of entries of a flattened tensor whose file is not on this machine; else as ``read_entries``."""
-    dtype, entry_bytes = torch_dtype(header.dtype), DTYPE_BITS[header.dtype] // 8
-    places = [(header.start + start * entry_bytes, header.start + stop * entry_bytes) for start, stop in ranges]
-    return [
-        torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
-        for content in fetch(header.path, places)
-    ]
+def read_boxes(header: TensorHeader, boxes: Iterable[Box], dtype: torch.dtype) -> torch.Tensor:
+    """Read strided entries, flat; of every box, what lies between its entries is read as well."""
+    entry_bytes = DTYPE_BITS[header.dtype] // 8
+    found = []
+    for box in boxes:
+        buffer = bytearray(box.span * entry_bytes)
+        read_into(header, header.start + box.offset * entry_bytes, memoryview(buffer))
+        covered = torch.frombuffer(buffer, dtype=dtype)
+        found.append(torch.as_strided(covered, box.sizes, box.strides).reshape(-1))
+    return torch.cat(found) if len(found) != 1 else found[0].clone()
 
 
 def read_into(header: TensorHeader, position: int, view: memoryview) -> None:
     """Fill ``view`` from byte ``position`` of the tensor's file."""
+    if header.fetch is not None:
+        view[:] = header.fetch(position, position + len(view))
+        return
     try:
         with header.path.open("rb", buffering=0) as file:
             file.seek(position)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mergelab.strict_json import load_object, shown
+from mergelab.strides import View
 
 DTYPE_BITS = {
     "BOOL": 8,
@@ -55,6 +56,10 @@ LIMIT = 2**63
 LFS_POINTER = b"version https://git-lfs"
 
 
+Fetch = Callable[[int, int], bytes]
+"""(start, stop) -> these bytes of a file."""
+
+
 @dataclass(frozen=True)
 class TensorHeader:
     """Where one tensor lies: ``path`` from byte ``start`` to byte ``end`` (absolute, end excluded)."""
@@ -66,6 +71,10 @@ class TensorHeader:
     path: Path
     start: int
     end: int
+    view: View | None = None
+    """Of a part of the tensor at ``start``: which of its entries, and in which order. None: all of them."""
+    fetch: Fetch | None = field(default=None, compare=False, repr=False)
+    """Of a tensor whose file is not on this machine: gives bytes of the file."""
 
     @property
     def num_entries(self) -> int:
@@ -75,7 +84,7 @@ class TensorHeader:
     @property
     def num_bytes(self) -> int:
         """Size of the data on disk."""
-        return self.end - self.start
+        return self.end - self.start if self.view is None else tensor_bytes(self.dtype, self.shape)
 
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:

@@ -10,7 +10,9 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from mergelab.checkpoints.output_folder import check_free_space, check_output_fo
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.checkpoints.safetensors_format import DTYPE_BITS, encode_header, tensor_bytes
 from mergelab.errors import DamagedFileError, MachineError
+from mergelab.strides import Box, View
 
 MANIFEST = "mergelab.json"
 """What a merge says about itself, beside the weights."""
@@ -89,6 +92,8 @@ class CheckpointWriter:
         final: Folder to make; new or empty.
         tensors: All tensors that will be written.
         shard_bytes: Most tensor bytes per file.
+        parts: Weights inside fused tensors that will be written by names of their own: name -> the tensor and which
+            entries of it. A tensor with parts is written through them alone; together they must be all of it.
         inside: Name of a folder inside ``final`` that gets the weights and the files beside them; "" is ``final``
             itself.
 
@@ -99,7 +104,12 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, final: Path, tensors: Sequence[TensorPlan], shard_bytes: int = 5_000_000_000, inside: str = ""
+        self,
+        final: Path,
+        tensors: Sequence[TensorPlan],
+        shard_bytes: int = 5_000_000_000,
+        parts: Mapping[str, tuple[str, View]] | None = None,
+        inside: str = "",
     ) -> None:
         self.final = final.absolute()
         self.inside = inside
@@ -109,12 +119,24 @@ class CheckpointWriter:
         if count == 1:
             self.names = [SINGLE_NAME]
         self.places: dict[str, Place] = {}
-        self.written: dict[str, list[tuple[int, int]]] = {plan.name: [] for plan in tensors}
+        self.parts = dict(parts or {})
+        self.lock = threading.Lock()
+        fused = {stored for stored, _ in self.parts.values()}
+        names = [plan.name for plan in tensors]
+        self.written: dict[str, list[tuple[int, int]]] = {
+            name: [] for name in (*names, *self.parts) if name not in fused
+        }
         self.files: list[int] = []
         self.stack = ExitStack()
         self.num_bytes = sum(plan.num_bytes for plan in tensors)
-        if len(self.written) != len(tensors):
-            raise ValueError("two tensors of one name")
+        if len({*names, *self.parts}) != len(names) + len(self.parts) or not fused.issubset(names):
+            raise ValueError("two tensors of one name, or a part of a tensor that is not there")
+        sizes: Counter[str] = Counter()
+        for stored, view in self.parts.values():
+            sizes[stored] += view.num_entries
+        for plan in tensors:
+            if plan.name in fused and sizes[plan.name] != plan.num_entries:
+                raise ValueError(f"{plan.name}: its parts have {sizes[plan.name]} of {plan.num_entries} entries")
         if shard_bytes < 1:
             raise ValueError(f"shard_bytes must be positive, not {shard_bytes}")
         check_output_folder(self.final)
@@ -145,20 +167,40 @@ class CheckpointWriter:
 
     def write(self, name: str, start_entry: int, flat_block: torch.Tensor) -> None:
         """Write the entries of a block (1-D, the planned dtype, any device) from ``start_entry`` on."""
-        place = self.places[name]
+        stored, view = self.parts.get(name, (name, None))
+        place = self.places[stored]
+        num_entries = place.plan.num_entries if view is None else view.num_entries
         stop = start_entry + flat_block.numel()
         dtype = torch_dtype(place.plan.dtype)
         if flat_block.ndim != 1 or flat_block.dtype != dtype:
             raise ValueError(f"{name}: expected a flat block of {dtype}, found {flat_block.ndim}-D {flat_block.dtype}")
-        if not 0 <= start_entry <= stop <= place.plan.num_entries:
-            raise ValueError(f"{name}: entries {start_entry} to {stop} of {place.plan.num_entries}")
+        if not 0 <= start_entry <= stop <= num_entries:
+            raise ValueError(f"{name}: entries {start_entry} to {stop} of {num_entries}")
         if flat_block.numel() == 0:
             return
-        data = flat_block.detach().to("cpu").contiguous().view(torch.uint8).numpy()
-        position = place.start + start_entry * (DTYPE_BITS[place.plan.dtype] // 8)
+        flat = flat_block.detach().to("cpu").contiguous()
         with self.naming_disk_errors():
-            write_at(self.files[place.shard], data.data, position)
+            if view is None:
+                self.write_box(place, Box(start_entry, (flat.numel(),), (1,)), flat)
+            else:
+                # Parts of one tensor may interleave: what one thread reads, no other may write meanwhile.
+                with self.lock:
+                    used = 0
+                    for box in view.pieces(start_entry, stop):
+                        self.write_box(place, box, flat[used : used + box.num_entries])
+                        used += box.num_entries
         self.written[name].append((start_entry, stop))
+
+    def write_box(self, place: Place, box: Box, flat: torch.Tensor) -> None:
+        """Write the entries of a box; those of other parts between them keep their values."""
+        entry_bytes = DTYPE_BITS[place.plan.dtype] // 8
+        handle, position = self.files[place.shard], place.start + box.offset * entry_bytes
+        if box.is_run:
+            write_at(handle, flat.view(torch.uint8).numpy().data, position)
+            return
+        covered = torch.frombuffer(read_at(handle, box.span * entry_bytes, position), dtype=flat.dtype)
+        torch.as_strided(covered, box.sizes, box.strides).copy_(flat.view(box.sizes))
+        write_at(handle, covered.view(torch.uint8).numpy().data, position)
 
     def add_file(self, name: str, content: bytes) -> None:
         """Add a file beside the weights (config, tokenizer, manifest)."""
@@ -213,14 +255,15 @@ class CheckpointWriter:
     def check_complete(self) -> None:
         """Raise ValueError unless the blocks written tile every tensor exactly."""
         problems = []
-        for name, place in self.places.items():
+        for name, blocks in self.written.items():
+            expected = self.parts[name][1].num_entries if name in self.parts else self.places[name].plan.num_entries
             position = 0
-            for start, stop in sorted(self.written[name]):
+            for start, stop in sorted(blocks):
                 if start != position:
                     break
                 position = stop
-            if position != place.plan.num_entries:
-                problems.append(f"{name} at entry {position} of {place.plan.num_entries}")
+            if position != expected:
+                problems.append(f"{name} at entry {position} of {expected}")
         if problems:
             raise ValueError(f"{len(problems)} tensors have gaps or doubled blocks: {', '.join(problems[:5])}")
 
@@ -286,6 +329,18 @@ def copy_synced(path: Path, target: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_at(handle: int, num_bytes: int, position: int) -> bytearray:
+    """Read ``num_bytes`` from ``position``."""
+    data = bytearray(num_bytes)
+    view = memoryview(data)
+    while len(view):
+        count = os.preadv(handle, [view], position)
+        if not count:
+            raise OSError(errno.EIO, "the file ended while it was written")
+        view, position = view[count:], position + count
+    return data
 
 
 def write_at(handle: int, data: memoryview, position: int) -> None:

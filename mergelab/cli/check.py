@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
-from mergelab.cli.options import choose_pair, json_option, pair_options
+from mergelab.cli.inferred import keep_rule, print_inferred
+from mergelab.cli.options import choose_pair, inferred_option, json_option, pair_options
 from mergelab.cli.printing import WIDTH, print_json, print_table, say
 
 SHOWN_TOKENS = 12
@@ -19,14 +21,19 @@ PROJECTIONS = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down")
 
 @click.command()
 @pair_options
+@inferred_option
+@click.option(
+    "--save-rule", type=click.Path(path_type=Path), metavar="FILE", help="Keep an inferred family as a new YAML file."
+)
 @click.option("--no-digest", is_flag=True, help="Compare headers alone; of models on the hub fetch no weights at all.")
 @json_option
-def check(as_json: bool, no_digest: bool, **pair: str | None) -> None:
+def check(accept_inferred: bool, save_rule: Path | None, no_digest: bool, as_json: bool, **pair: str | None) -> None:
     """Say whether the models of a pair fit each other, from headers and 64 sampled rows of some tensors.
 
     Shown are layouts, which tensors pair, differences of config and vocabulary, and whether the vlm's tower comes
     from base and ancestor. PAIR is a name (mergelab pairs) or the path of a pair file. Exit code 4: it does not fit.
     Of models on the hub only small files, headers and the sampled rows are fetched.
+    A vlm of no known family is mapped by inference; the report says how sure that is, and ends with the rule as YAML.
 
     \b
     Examples:
@@ -36,17 +43,30 @@ def check(as_json: bool, no_digest: bool, **pair: str | None) -> None:
     from mergelab.errors import PairingError
     from mergelab.sweeps.check import check_record
     from mergelab.sweeps.models import open_models
+    from mergelab.towers.confidence import UncertainPairing
 
     chosen = choose_pair(**pair)
     try:
-        models = open_models(chosen, say, headers_only=True)
+        models = open_models(chosen, say, accept_inferred=accept_inferred, headers_only=True)
     except PairingError as error:
+        inferred = error.report.record() if isinstance(error, UncertainPairing) else None
         if as_json:
-            print_json({"pair": chosen.name, "fits": False, "problem": str(error)})
+            print_json({"pair": chosen.name, "fits": False, "problem": str(error), "inferred": inferred})
+        elif inferred is not None:
+            print_inferred(inferred, _line)
+        if inferred is not None and save_rule is not None:
+            keep_rule(save_rule, inferred["rule"])
         raise
     record = check_record(models)
     if not as_json:
         _print_headers(chosen.name, record)
+        if record["inferred"] is not None:
+            print_inferred(record["inferred"], _line)
+    if save_rule is not None:
+        if record["inferred"] is None:
+            say(f"--save-rule: nothing was inferred, so {save_rule} is not written.")
+        else:
+            keep_rule(save_rule, record["inferred"]["rule"])
 
     if no_digest:
         if as_json:
@@ -78,6 +98,8 @@ def _print_headers(name: str, record: Mapping[str, Any]) -> None:
         counts = (", ".join(f"{what} {count}" for what, count in model[key].items()) for key in ("dtypes", "parts"))
         table.add_row(role, str(model["model_type"]), model["layout"], *counts, f"{model['gigabytes']:.3f}")
     print_table(table)
+    for role, model in record["models"].items():
+        _print_family(role, model)
     for role, counts in record["coverage"].items():
         _line(f"{role}: " + ", ".join(f"{what} {count}" for what, count in counts.items()))
     _line(
@@ -91,6 +113,17 @@ def _print_headers(name: str, record: Mapping[str, Any]) -> None:
     for note in dict.fromkeys((*(record["config"] or ["config: no difference that matters"]), *record["notes"])):
         _line(note)
     _print_tokens(record["tokens"])
+
+
+def _print_family(role: str, model: Mapping[str, Any]) -> None:
+    apart = model["taken_apart"]
+    said = []
+    if model["family"] is not None:
+        said.append(f"family {model['family']} (checked: {model['checked']})")
+    if apart["tensors"]:
+        said.append(f"{apart['tensors']} fused tensors are taken apart into {apart['weights']} weights")
+    if said:
+        _line(f"{role}: {'; '.join(said)}")
 
 
 def _print_tokens(tokens: Mapping[str, Any] | None) -> None:

@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 
-from mergelab.cli.options import choose_pair, device_option, json_option, pair_options, sink_options
+from mergelab.cli.options import (
+    choose_pair,
+    device_option,
+    inferred_option,
+    json_option,
+    pair_options,
+    sink_options,
+)
 from mergelab.cli.printing import WIDTH, print_json, print_table, say
 
 ROLES = ("ancestor", "base", "tower")
@@ -24,6 +31,7 @@ KINDS = ("q", "k", "v", "o", "qkv", "gate", "up", "down", "gate_up", "norm", "bi
     metavar="DIR",
     help="New or empty folder for diagnose.json and its figures (SVG).",
 )
+@inferred_option
 @device_option
 @json_option
 def diagnose(
@@ -35,6 +43,7 @@ def diagnose(
     last_layers: int | None,
     prompts: str,
     out: Path | None,
+    accept_inferred: bool,
     device: str,
     as_json: bool,
 ) -> None:
@@ -53,7 +62,7 @@ def diagnose(
     chosen = choose_pair(pair, base, vlm, ancestor)
     if out is not None:
         check_output_folder(out)
-    models = open_models(chosen, say)
+    models = open_models(chosen, say, accept_inferred=accept_inferred)
 
     from mergelab.cli.noise import silenced
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mergelab.cli.options import json_option
+from mergelab.cli.options import inferred_option, json_option
 from mergelab.cli.printing import print_json, say
 
 
@@ -14,8 +14,9 @@ from mergelab.cli.printing import print_json, say
 @click.argument("vlm", metavar="VLM")
 @click.option("--base", required=True, metavar="DIR|ID", help="The LLM whose tokenizer and chat template it gets.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write; new or empty.")
+@inferred_option
 @json_option
-def export_tower(vlm: str, base: str, out: Path, as_json: bool) -> None:
+def export_tower(vlm: str, base: str, out: Path, accept_inferred: bool, as_json: bool) -> None:
     """Write the text tower of VLM, bit for bit, as a checkpoint that loads as an ordinary causal LM.
 
     VLM is a folder or hub id. Names are those of a text model, tokenizer and template base's, dtype the vlm's.
@@ -31,7 +32,7 @@ def export_tower(vlm: str, base: str, out: Path, as_json: bool) -> None:
 
     pair = config.pair_from_folders(base, vlm)
     check_output_folder(out)
-    models = open_models(pair, say)
+    models = open_models(pair, say, accept_inferred=accept_inferred)
     with silenced():
         from mergelab.sweeps.single import write_tower
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import click
 
-from mergelab.cli.options import accept_option, device_option, json_option, load_experiment, recipe_options
+from mergelab.cli.options import (
+    accept_option,
+    device_option,
+    inferred_option,
+    json_option,
+    load_experiment,
+    recipe_options,
+)
 from mergelab.cli.printing import print_json, say
 
 
@@ -24,10 +31,18 @@ from mergelab.cli.printing import print_json, say
 )
 @click.option("--point", metavar="ID", help="The point of this id (the table names them) instead of `parameters`.")
 @accept_option
+@inferred_option
 @device_option
 @json_option
 def merge(
-    out: Path, layout: str, point: str | None, accept_unrelated: bool, device: str, as_json: bool, **recipe: Any
+    out: Path,
+    layout: str,
+    point: str | None,
+    accept_unrelated: bool,
+    accept_inferred: bool,
+    device: str,
+    as_json: bool,
+    **recipe: Any,
 ) -> None:
     """Write one merge as a checkpoint that from_pretrained loads: the point of the recipe's `parameters`.
 
@@ -39,7 +54,7 @@ def merge(
     from mergelab.sweeps.models import open_models
 
     experiment = load_experiment(**recipe)
-    models = open_models(experiment.pair, say, accept_unrelated)
+    models = open_models(experiment.pair, say, accept_unrelated, accept_inferred)
     with silenced():
         from mergelab.sweeps.single import write_merge
 

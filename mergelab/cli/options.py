@@ -24,6 +24,11 @@ accept_option = click.option(
     is_flag=True,
     help="Go on although `mergelab check` finds unrelated or misplaced weights; recorded.",
 )
+inferred_option = click.option(
+    "--accept-inferred",
+    is_flag=True,
+    help="Go on although how the vlm's names map to base's was inferred with low confidence.",
+)
 
 
 def pair_options(command: Command) -> Command:

@@ -7,15 +7,16 @@ from typing import Any
 
 import click
 
-from mergelab.cli.options import device_option, json_option, load_experiment, recipe_options
+from mergelab.cli.options import device_option, inferred_option, json_option, load_experiment, recipe_options
 from mergelab.cli.printing import print_json, print_table, say
 
 
 @click.command()
 @recipe_options
+@inferred_option
 @device_option
 @json_option
-def plan(device: str, as_json: bool, **recipe: Any) -> None:
+def plan(accept_inferred: bool, device: str, as_json: bool, **recipe: Any) -> None:
     """Show the models, how their tensors pair, the points and the tasks of a recipe; nothing is computed.
 
     \b
@@ -29,7 +30,7 @@ def plan(device: str, as_json: bool, **recipe: Any) -> None:
     from mergelab.sweeps.request import eval_request
 
     experiment = load_experiment(**recipe)
-    models = open_models(experiment.pair, say, headers_only=True)
+    models = open_models(experiment.pair, say, accept_inferred=accept_inferred, headers_only=True)
     specs = expand(experiment.recipe, experiment.pair)
     sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))
     lines = announcement(experiment.recipe.name, models, specs, sizes, likely_device(device))

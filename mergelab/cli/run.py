@@ -7,7 +7,14 @@ from typing import Any
 
 import click
 
-from mergelab.cli.options import accept_option, device_option, json_option, load_experiment, recipe_options
+from mergelab.cli.options import (
+    accept_option,
+    device_option,
+    inferred_option,
+    json_option,
+    load_experiment,
+    recipe_options,
+)
 from mergelab.cli.printing import print_json, say
 
 
@@ -19,10 +26,19 @@ from mergelab.cli.printing import print_json, say
     help="The run folder; default runs/RECIPE-PAIR. The same command continues what was interrupted.",
 )
 @accept_option
+@inferred_option
 @click.option("--no-cache", is_flag=True, help="Grade base, vlm and ancestor anew, and keep nothing of them.")
 @device_option
 @json_option
-def run(out: Path | None, accept_unrelated: bool, no_cache: bool, device: str, as_json: bool, **recipe: Any) -> None:
+def run(
+    out: Path | None,
+    accept_unrelated: bool,
+    accept_inferred: bool,
+    no_cache: bool,
+    device: str,
+    as_json: bool,
+    **recipe: Any,
+) -> None:
     """Merge, measure the sink, grade text and pictures at every point, and print which merges restore.
 
     \b
@@ -41,7 +57,7 @@ def run(out: Path | None, accept_unrelated: bool, no_cache: bool, device: str, a
     experiment = load_experiment(**recipe)
     folder = out or Path("runs") / f"{experiment.recipe.name}-{experiment.pair.name}"
     refuse_foreign_folder(folder)
-    models = open_models(experiment.pair, say, accept_unrelated)
+    models = open_models(experiment.pair, say, accept_unrelated, accept_inferred)
     specs = expand(experiment.recipe, experiment.pair)
     check_disk(experiment.recipe, models, specs, folder)
     sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))

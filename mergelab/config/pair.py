@@ -23,6 +23,7 @@ Role = Literal["ancestor", "base", "vlm"]
 BENCH_PAIR = "bench"
 BENCH_PROTOCOL = "bench-v1"
 ROLES: tuple[Role, ...] = ("ancestor", "base", "vlm")
+AUTO = "auto"
 PACKAGE_SCHEME = "package:"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
@@ -72,8 +73,9 @@ class Pair(Document):
     ancestor: Source | None = None
     """The pretrained checkpoint that base and tower both come from; null if unknown or not to be used."""
 
-    family: Literal["auto"] = "auto"
-    """How tensor names are mapped; auto reads the layout off the checkpoints."""
+    family: Annotated[str, Field(min_length=1)] = AUTO
+    """How the vlm's tensor names are mapped: auto reads it off the checkpoints; else a known family's name, or the path
+    of a family file."""
 
     protocol: ProtocolName = "paper-instruct-v1"
     """Tasks, budgets, template and batch size; what ``evals: auto`` means for this pair."""
@@ -126,6 +128,7 @@ def load_pair(name_or_path: str | Path, beside: Path | None = None) -> Pair:
         anchored: dict[str, Any] = {
             role: _anchored(role, source, path.parent, problems) for role, source in given.items()
         }
+        anchored["family"] = _family(pair.family, path.parent, problems)
         pair = pair.model_copy(update=anchored)
         problems += _cross_problems(pair)
     if problems or pair is None:
@@ -206,6 +209,16 @@ def _anchored(role: str, source: Source, folder: Path, problems: list[str]) -> S
     if source.revision is not None:
         problems.append(f"{role}.revision: only a hub id has revisions, and {shown(source.id)} is a folder")
     return anchored
+
+
+def _family(family: str, folder: Path, problems: list[str]) -> str:
+    """Make the path of a family file absolute; names of families are known to whoever reads the checkpoints."""
+    if not is_path(family):
+        return family
+    path = absolute(family, folder)
+    if not path.is_file():
+        problems.append(f"family: no such file: {path}. Give the path of a family file, a family's name, or auto")
+    return str(path)
 
 
 def _cross_problems(pair: Pair) -> list[str]:

@@ -29,6 +29,8 @@ _EXPECTED = {
     "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
+    "pattern_regex": "a regular expression",
+    "pattern_type": "a regular expression",
     "greater_than": "a number above {gt:g}",
     "greater_than_equal": "at least {ge:g}",
     "less_than": "a number below {lt:g}",

@@ -21,7 +21,7 @@ def check_equal_tensors(pairing: Pairing, checkpoints: Mapping[str, Checkpoint])
     """
     problems = []
     for condition in pairing.must_equal:
-        first, second = (checkpoints[role].tensors[name] for role, name in (condition.first, condition.second))
+        first, second = (checkpoints[role].header(name) for role, name in (condition.first, condition.second))
         equal = first.shape == second.shape and first.dtype == second.dtype
         for start in range(0, first.num_entries if equal else 0, BLOCK_ENTRIES):
             stop = min(start + BLOCK_ENTRIES, first.num_entries)

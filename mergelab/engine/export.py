@@ -13,10 +13,13 @@ from mergelab.checkpoints.reader import read_entries, torch_dtype
 from mergelab.checkpoints.writer import MANIFEST, CheckpointWriter, TensorPlan
 from mergelab.engine.deltas import UnscaledDeltas
 from mergelab.engine.inputs import Inputs
+from mergelab.engine.outlets import outlets
 from mergelab.engine.plan import BLOCK_ENTRIES, Operation, TensorJob
 from mergelab.engine.statistics import MergeStatistics
 from mergelab.engine.stream import Progress, stream
-from mergelab.engine.targets import ShardTarget
+from mergelab.engine.targets import ShardTarget, TextTarget
+from mergelab.strides import View
+from mergelab.towers.layouts import repaired
 from mergelab.towers.pairing import Pairing
 
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
@@ -61,6 +64,7 @@ def export_vlm(
     """Write the vlm with its tower replaced: names, layout, tying, tokenizer and all side files are the vlm's.
 
     Of a vlm that keeps its tower in a folder of its own the whole repository is written, with that folder replaced.
+    Names that transformers 5.4 or 5.5 corrupted are written as they were before, or no class would load them.
 
     Args:
         export: What to write.
@@ -75,23 +79,27 @@ def export_vlm(
     """
     vlm = export.vlm
     by_stored = {job.tensor.stored["vlm"]: job for job in export.jobs}
+    parts = _parts(export)
+    dtypes = {parts[name][0] if name in parts else name: job.dtype for name, job in by_stored.items()}
     plans = [
-        TensorPlan(name, by_stored[name].dtype if name in by_stored else header.dtype, header.shape)
-        for name, header in vlm.tensors.items()
+        TensorPlan(repaired(name), dtypes.get(name, header.dtype), header.shape) for name, header in vlm.tensors.items()
     ]
-    with CheckpointWriter(out, plans, _shard_bytes(vlm), TOWER_FOLDER if vlm.repository else "") as writer:
+    places = {repaired(name): (repaired(stored), view) for name, (stored, view) in parts.items()}
+    inside = TOWER_FOLDER if vlm.repository else ""
+    with CheckpointWriter(out, plans, _shard_bytes(vlm), places, inside) as writer:
         if vlm.repository:
             writer.copy_repository(vlm.repository)
         statistics = stream(
             export.jobs,
             export.operation,
             export.inputs,
-            ShardTarget(writer, lambda job: job.tensor.stored["vlm"]),
+            ShardTarget(writer),
             progress,
             export.deltas,
         )
-        for name in vlm.tensors:
-            if name not in by_stored:
+        fused = {stored for stored, _ in parts.values()}
+        for name in (*vlm.tensors, *parts):
+            if name not in by_stored and name not in fused:
                 _copy_tensor(writer, export.inputs, name)
         for path in sorted(vlm.folder.iterdir()):
             is_weight = path.name.endswith(WEIGHT_SUFFIXES)
@@ -110,6 +118,7 @@ def export_text(
     out: Path,
     manifest: Mapping[str, Any],
     config: Mapping[str, Any],
+    shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress | None = None,
 ) -> MergeStatistics:
     """Write the tower alone as an ordinary text checkpoint: canonical names, base's tokenizer and template.
@@ -119,6 +128,8 @@ def export_text(
         out: The folder to appear; it must not exist or be empty.
         manifest: Goes into ``mergelab.json`` beside the weights.
         config: The tower's causal-LM config. Tying follows the tensors: no head tensor, tied.
+        shapes: Name -> shape of every tensor of the text model; the jobs must fill them (``check_outlets``).
+            None: one tensor for every job.
         progress: Called with entries done and entries in all.
 
     Raises:
@@ -126,9 +137,11 @@ def export_text(
         MachineError: The disk is too small.
     """
     base = export.inputs.checkpoints["base"].folder
-    plans = [TensorPlan(job.tensor.name, job.dtype, tuple(job.tensor.shape)) for job in export.jobs]
+    if shapes is None:
+        shapes = {job.tensor.name: tuple(job.tensor.shape) for job in export.jobs}
+    plans = [TensorPlan(outlet.name, job.dtype, outlet.shape) for job in export.jobs for outlet in outlets(job, shapes)]
     with CheckpointWriter(out, plans, _shard_bytes(export.vlm)) as writer:
-        target = ShardTarget(writer, lambda job: job.tensor.name)
+        target = TextTarget(writer, shapes)
         statistics = stream(export.jobs, export.operation, export.inputs, target, progress)
         for name in TEXT_FILES:
             if (base / name).is_file():
@@ -140,11 +153,16 @@ def export_text(
     return statistics
 
 
+def _parts(export: Export) -> dict[str, tuple[str, View]]:
+    """Return the parts that the vlm's fused tensors are written through."""
+    return {name: (part.stored, part.view) for name, part in export.pairing.views.get("vlm", {}).items()}
+
+
 def _copy_tensor(writer: CheckpointWriter, inputs: Inputs, name: str) -> None:
     header = inputs.header("vlm", name)
     for start in range(0, header.num_entries, BLOCK_ENTRIES):
         stop = min(start + BLOCK_ENTRIES, header.num_entries)
-        writer.write(name, start, read_entries(header, start, stop))
+        writer.write(repaired(name), start, read_entries(header, start, stop))
 
 
 def _shard_bytes(checkpoint: Checkpoint) -> int:

@@ -53,7 +53,7 @@ class Inputs:
 
     def header(self, role: str, stored: str) -> TensorHeader:
         """Return where a tensor of the model ``role`` lies."""
-        return self.checkpoints[role].tensors[stored]
+        return self.checkpoints[role].header(stored)
 
     def entries(self, role: str, stored: str, start: int, stop: int) -> torch.Tensor:
         """Return entries ``start..stop`` of the flattened tensor, in its stored dtype, on the CPU."""

@@ -139,11 +139,10 @@ def plan_jobs(pairing: Pairing, checkpoints: Mapping[str, Checkpoint], output_dt
     if output_dtype != "auto" and output_dtype not in OUTPUT_DTYPES:
         known = ", ".join(OUTPUT_DTYPES)
         raise PairingError(f"output_dtype: {output_dtype} is not one of auto, {known}.")
-    headers = checkpoints["vlm"].tensors
 
-    def place(paired: PairedTensor) -> tuple[str, int]:
-        header = headers[paired.stored["vlm"]]
-        return str(header.path), header.start
+    def place(paired: PairedTensor) -> tuple[str, int, int]:
+        header = checkpoints["vlm"].header(paired.stored["vlm"])
+        return str(header.path), header.start, 0 if header.view is None else header.view.offset
 
     return [
         TensorJob(paired, paired.dtype if output_dtype == "auto" else OUTPUT_DTYPES[output_dtype])

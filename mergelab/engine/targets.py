@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -10,8 +10,10 @@ import torch
 from mergelab.checkpoints.fingerprint import combine_hashes, hash_tensor
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.checkpoints.writer import CheckpointWriter
+from mergelab.engine.outlets import Distributor, outlets
 from mergelab.engine.plan import TensorJob
 from mergelab.errors import PairingError
+from mergelab.towers.layouts import repaired
 
 
 class Target(Protocol):
@@ -27,18 +29,23 @@ class LiveTarget:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take the live tensors by canonical name. A tied head appears once, as the embedding."""
         self.tensors = tensors
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.distributor = Distributor(self.shapes, self._store)
 
     def check(self, jobs: list[TensorJob]) -> None:
         """Raise PairingError unless every job has a live tensor of its shape and dtype, and no tensor is left over."""
         problems = []
+        expected: set[str] = set()
         for job in jobs:
-            live = self.tensors.get(job.tensor.name)
-            if live is None:
-                problems.append(f"{job.tensor.name}: not in the live model")
-            elif tuple(live.shape) != tuple(job.tensor.shape) or live.dtype != torch_dtype(job.dtype):
-                found = f"{tuple(live.shape)} {live.dtype}"
-                problems.append(f"{job.tensor.name}: {tuple(job.tensor.shape)} {job.dtype} to write, live {found}")
-        expected = {job.tensor.name for job in jobs}
+            name, live = job.tensor.name, self.tensors.get(job.tensor.name)
+            found = outlets(job, self.shapes)
+            expected.update((name, *(outlet.name for outlet in found)))
+            dtypes = {self.tensors[outlet.name].dtype for outlet in found}
+            if not found and live is None:
+                problems.append(f"{name}: not in the live model")
+            elif dtypes != {torch_dtype(job.dtype)}:
+                has = f"{tuple(live.shape)} {live.dtype}" if live is not None else ", ".join(map(str, dtypes))
+                problems.append(f"{name}: {tuple(job.tensor.shape)} {job.dtype} to write, live {has}")
         problems += [f"{name}: live, but nothing would write it" for name in self.tensors if name not in expected]
         if problems:
             shown = "\n".join(f"  - {problem}" for problem in problems[:12])
@@ -49,21 +56,35 @@ class LiveTarget:
 
     def write(self, job: TensorJob, start: int, block: torch.Tensor) -> None:
         """Copy the block into the live storage."""
+        self.distributor.write(job, start, block)
+
+    def _store(self, name: str, start: int, block: torch.Tensor) -> None:
         with torch.no_grad():
-            self.tensors[job.tensor.name].view(-1)[start : start + block.numel()].copy_(block)
+            self.tensors[name].view(-1)[start : start + block.numel()].copy_(block)
 
 
 class ShardTarget:
-    """Writes blocks into a checkpoint in the making, under the names the output uses."""
+    """Writes blocks into a vlm in the making, under the names the vlm has (``repaired``)."""
 
-    def __init__(self, writer: CheckpointWriter, name_of: Callable[[TensorJob], str]) -> None:
-        """Take an open writer and the naming: the vlm's stored names, or the canonical ones."""
+    def __init__(self, writer: CheckpointWriter) -> None:
+        """Take an open writer."""
         self.writer = writer
-        self.name_of = name_of
 
     def write(self, job: TensorJob, start: int, block: torch.Tensor) -> None:
         """Hand the block to the writer."""
-        self.writer.write(self.name_of(job), start, block.cpu())
+        self.writer.write(repaired(job.tensor.stored["vlm"]), start, block.cpu())
+
+
+class TextTarget:
+    """Writes blocks into a text checkpoint in the making, under canonical names."""
+
+    def __init__(self, writer: CheckpointWriter, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Take an open writer and the tensors of the text model, which it was opened with."""
+        self.distributor = Distributor(shapes, lambda name, start, block: writer.write(name, start, block.cpu()))
+
+    def write(self, job: TensorJob, start: int, block: torch.Tensor) -> None:
+        """Hand the block to the writer."""
+        self.distributor.write(job, start, block)
 
 
 def hash_live(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,15 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from mergelab.errors import DamagedFileError, PairingError, problem_list
+from mergelab.errors import DamagedFileError, PairingError
+from mergelab.towers.generic import REPAIRS
+from mergelab.towers.layouts import locate_tower
+from mergelab.towers.parts import find_parts
 
 ATTENTION = "sdpa"
+
+_UNSET = -7_777_777
+"""Stands in a buffer of integers until it is computed."""
 
 
 @dataclass
@@ -37,14 +43,36 @@ class LiveModel:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the live weights by canonical name; a tied head appears once, as the embedding.
 
-        Asked for anew before every write: code that wraps a model may replace its parameters.
+        Experts that lie stacked in memory appear one by one, as the class stores them. Buffers that checkpoints store
+        (Gemma 4's layer scalars, DeepSeek's correction of the router) are weights too. Asked for anew before every
+        write: code that wraps a model may replace its parameters.
         """
-        return {name: parameter.data for name, parameter in self.text.named_parameters()}
+        return _expert_by_expert(dict(_weights(self.text)))
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the text view."""
         return sum(parameter.numel() for parameter in self.text.parameters())
+
+
+def _expert_by_expert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Replace stacked experts [experts, rows, columns] by views of each one.
+
+    Classes that stack them so store them one by one; those that stack them transposed (Llama4, GPT-OSS) store the
+    stack, and theirs stays.
+    """
+    stacked = find_parts(None, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, {})
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        parts = stacked.get(name, ())
+        if not parts or not all(part.view.whole.is_run for part in parts):
+            found[name] = tensor
+            continue
+        flat = tensor.view(-1)
+        for part in parts:
+            first = part.view.offset
+            found[part.name] = flat[first : first + part.view.num_entries].view(part.view.shape)
+    return found
 
 
 @contextmanager
@@ -102,14 +130,14 @@ def build_tower(config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_f
         text = _with_attention(
             lambda name: AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=name)
         )
+    _compute_buffers(text, device)
     vlm = None
     if vlm_folder is None:
-        _refuse_computed_buffers(text)
-        text.to_empty(device=device)
+        for name, tensor in [*_weights(text)]:
+            _put(text, name, torch.empty_like(tensor, device=device))
     else:
-        vlm = _load(AutoModelForImageTextToText, vlm_folder, device, dtype)
+        vlm = _load(AutoModelForImageTextToText, vlm_folder, device, dtype, REPAIRS)
         _share_weights(text, vlm, tied=bool(config.tie_word_embeddings))
-    _renew_rotary(text, config, device)
     if config.tie_word_embeddings:
         text.tie_weights()
     stranded = [name for name, t in (*text.named_parameters(), *text.named_buffers()) if t.is_meta]
@@ -121,55 +149,66 @@ def build_tower(config: PretrainedConfig, device: str, dtype: torch.dtype, vlm_f
     return LiveModel(text=text.eval(), vlm=vlm)
 
 
-def _refuse_computed_buffers(text: PreTrainedModel) -> None:
-    """Refuse a model with buffers that no checkpoint holds and nobody here computes, before they are random."""
+def _weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and storage of everything that a checkpoint of the model holds, shared storage once."""
+    stored = model.state_dict().keys()
+    yield from ((name, parameter.data) for name, parameter in model.named_parameters())
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in stored)
+
+
+def _put(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> None:
+    """Give a parameter or buffer of the model new storage."""
+    module_name, _, attribute = name.rpartition(".")
+    module = model.get_submodule(module_name)
+    is_parameter = attribute in module._parameters
+    setattr(module, attribute, torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
+
+
+def _compute_buffers(text: PreTrainedModel, device: str) -> None:
+    """Compute the buffers that no checkpoint holds, such as rotary frequencies, for a model without storage.
+
+    transformers gives each such buffer its value in the hook that also initialises weights; those have no storage here,
+    so that for them the hook does nothing.
+
+    Raises:
+        PairingError: The hook leaves a buffer as it was, which would then be random.
+    """
     stored = text.state_dict().keys()
-    rotary = [name for name, module in text.named_modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    computed = {name: buffer for name, buffer in text.named_buffers() if name not in stored}
+    for name, buffer in computed.items():
+        blank = float("nan") if buffer.is_floating_point() else _UNSET
+        _put(text, name, torch.full_like(buffer, blank, device=device))
+    owners = {name.rpartition(".")[0] for name in computed}
+    with torch.no_grad():
+        for owner in sorted(owners):
+            text._init_weights(text.get_submodule(owner))
     stranded = [
         name
-        for name, _ in text.named_buffers()
-        if name not in stored and not any(name.startswith(f"{module}.") for module in rotary)
+        for name in computed
+        if bool((value.isnan() if (value := text.get_buffer(name)).is_floating_point() else value == _UNSET).any())
     ]
     if stranded:
         raise PairingError(
             f"{type(text).__name__}: it computes {', '.join(stranded[:5])} when it is made, which cannot be done here. "
-            "Use the transformers-native conversion of this vlm."
+            "This architecture cannot be measured live yet."
         )
 
 
-def check_tower(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuse a config that does not describe the tensors of its tower, before anything is loaded or written.
+def tower_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of every weight of a tower's text model, as ``LiveModel.tensors`` will name them.
 
-    Args:
-        config: The tower's causal-LM config.
-        shapes: Canonical name -> shape of every tower tensor that a merge writes.
-
-    Raises:
-        PairingError: With the tensors that the model class lacks, has besides, or has in another shape.
+    No weight is allocated. A tied head is left out.
     """
     with torch.device("meta"):
         text = _with_attention(lambda name: AutoModelForCausalLM.from_config(config, attn_implementation=name))
     if config.tie_word_embeddings:
         text.tie_weights()
-    expected = {name: tuple(parameter.shape) for name, parameter in text.named_parameters()}
-    problems = [
-        f"{name}: the file has {tuple(shapes[name]) if name in shapes else 'none'}, "
-        f"{type(text).__name__} {expected.get(name, 'none')}"
-        for name in dict.fromkeys((*shapes, *expected))
-        if name not in shapes or name not in expected or tuple(shapes[name]) != expected[name]
-    ]
-    if problems:
-        more = [f"... ({len(problems) - 8} more)"] if len(problems) > 8 else []
-        raise PairingError(
-            problem_list(
-                "vlm: its config.json does not describe its language weights:",
-                [*problems[:8], *more],
-                "Fetch config.json and the weights from the same place again.",
-            )
-        )
+    return {name: tuple(tensor.shape) for name, tensor in LiveModel(text).tensors().items()}
 
 
-def _load(auto_class: Any, folder: Path, device: str, dtype: torch.dtype) -> PreTrainedModel:
+def _load(
+    auto_class: Any, folder: Path, device: str, dtype: torch.dtype, key_mapping: Mapping[str, str] | None = None
+) -> PreTrainedModel:
     def build(attention: str) -> Any:
         return auto_class.from_pretrained(
             folder,
@@ -177,6 +216,7 @@ def _load(auto_class: Any, folder: Path, device: str, dtype: torch.dtype) -> Pre
             device_map=None if device == "cpu" else {"": device},  # straight to the device, not through host memory
             attn_implementation=attention,
             output_loading_info=True,
+            key_mapping=key_mapping,
             local_files_only=True,
             trust_remote_code=False,
         )
@@ -200,24 +240,34 @@ def _load(auto_class: Any, folder: Path, device: str, dtype: torch.dtype) -> Pre
     return model.to(device).eval()
 
 
+@dataclass(frozen=True)
+class _InMemory:
+    """What ``locate_tower`` asks of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
 def _share_weights(text: PreTrainedModel, vlm: PreTrainedModel, tied: bool) -> None:
-    """Make the parameters of ``text`` those of the language part of ``vlm``."""
-    language = vlm.get_decoder()
-    state = {f"model.{name}": tensor for name, tensor in language.state_dict().items()}
-    if not tied:
-        state["lm_head.weight"] = vlm.get_output_embeddings().weight.data
-    outcome = text.load_state_dict(state, strict=False, assign=True)
+    """Make the parameters of ``text`` those of the language part of ``vlm``.
+
+    The rules that read names on disk read those in memory as well. Rows that only the vlm's vocabulary has stay out.
+    """
+    memory = vlm.state_dict()
+    expected = {name: tensor.shape for name, tensor in text.state_dict().items()}
+    headers = {name: _InMemory(tuple(tensor.shape), str(tensor.dtype)) for name, tensor in memory.items()}
+    stored = dict(locate_tower(headers, vlm.config.to_dict(), expected).stored)
+    if tied:
+        stored.pop("lm_head.weight", None)
+    state = {name: memory[own] for name, own in stored.items()}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in state and name in expected and len(state[name]) > expected[name][0]:
+            state[name] = state[name][: expected[name][0]]
+    wrong = [name for name, tensor in state.items() if expected.get(name, tensor.shape) != tensor.shape]
+    outcome = text.load_state_dict({n: t for n, t in state.items() if n not in wrong}, strict=False, assign=True)
     missing = [name for name in outcome.missing_keys if not (tied and name == "lm_head.weight")]
     if missing or outcome.unexpected_keys:
         raise PairingError(
             f"{type(vlm).__name__}: its language weights do not fill {type(text).__name__}: "
             f"missing {missing[:5]}, left over {outcome.unexpected_keys[:5]}."
         )
-
-
-def _renew_rotary(text: PreTrainedModel, config: PretrainedConfig, device: str) -> None:
-    """Compute the rotary buffers anew: they are no weights, and a model built without storage has none."""
-    for module in text.modules():
-        for name, child in module.named_children():
-            if type(child).__name__.endswith("RotaryEmbedding"):
-                setattr(module, name, type(child)(config=config).to(device))

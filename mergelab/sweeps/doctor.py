@@ -21,9 +21,8 @@ from mergelab.sinks.prompts import load_prompts
 from mergelab.sweeps.announce import check_disk
 from mergelab.sweeps.experiment import check_models, load_generation_config, load_tokenizer
 from mergelab.sweeps.grid import expand
-from mergelab.sweeps.models import Models
+from mergelab.sweeps.models import Models, pair_models
 from mergelab.sweeps.request import eval_request
-from mergelab.towers.pairing import pair_checkpoints
 
 _FORBIDDEN = " and HF_HUB_OFFLINE"
 
@@ -64,7 +63,7 @@ def examine(experiment: Experiment, folder: Path, device: str = "auto") -> list[
             if opened is not None:
                 checkpoints[role] = opened
         if len(checkpoints) == len(pair.sources):
-            models = doctor.check("pairing", lambda: Models(checkpoints, pair_checkpoints(checkpoints)))
+            models = doctor.check("pairing", lambda: pair_models(pair, checkpoints, accept_inferred=True))
             if models is not None:
                 doctor.check("models fit the recipe", lambda: check_models(recipe, models))
                 specs = expand(recipe, pair)

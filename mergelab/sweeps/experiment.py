@@ -22,11 +22,12 @@ from mergelab.config import Pair, Recipe, announcements, resolved, zero_point_of
 from mergelab.device import choose_device, limit_threads
 from mergelab.engine.ancestry import ancestry_summary, check_related
 from mergelab.engine.checks import check_equal_tensors, check_same_rows
+from mergelab.engine.outlets import check_outlets
 from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
 from mergelab.errors import DamagedFileError, PairingError, RecipeError
 from mergelab.evals.suite import EvalSuite, load_suite
 from mergelab.live.configs import tower_config
-from mergelab.live.model import check_tower
+from mergelab.live.model import tower_shapes
 from mergelab.sinks.prompts import Prompts, load_prompts
 from mergelab.sweeps.grid import PointSpec, expand
 from mergelab.sweeps.identity import hash_json, point_id
@@ -174,8 +175,9 @@ def text_config(models: Models, jobs: Sequence[TensorJob]) -> PretrainedConfig:
     Raises:
         PairingError: It does not describe them.
     """
-    config = tower_config(models.checkpoints["vlm"].folder, models.pairing.towers["vlm"].has_head)
-    check_tower(config, {job.tensor.name: job.tensor.shape for job in jobs})
+    tower = models.pairing.towers["vlm"]
+    config = tower_config(models.checkpoints["vlm"].folder, tower.has_head, tower.family)
+    check_outlets(jobs, tower_shapes(config), " ".join(config.architectures or []))
     return config
 
 
@@ -284,6 +286,7 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
         "versions": {"mergelab": __version__, **{name: version(name) for name in LIBRARIES}},
         "fingerprints": prepared.fingerprints,
         "ancestry": prepared.ancestry,
+        "inferred": None if prepared.models.report is None else prepared.models.report.record(),
         "points": [point.point_id for point in prepared.points],
         "host": {
             "name": socket.gethostname(),

@@ -17,12 +17,19 @@ from typing import Any, Literal
 from mergelab.config import canonical_json
 from mergelab.config.problems import shown
 from mergelab.sweeps.grid import PointSpec
+from mergelab.towers.rules import Family
 
 ARITHMETIC_VERSION = 1
 """Raised by one whenever the same inputs and parameters give other weights: old points are made anew."""
 
 POINT_ID_DIGITS = 12
 """48 bits: among a million points the chance of a clash is one in five hundred."""
+
+MAPPING = "mapping"
+"""Beside the fingerprints of the models: how the vlm's names are mapped, where it is not by what mergelab ships."""
+
+WORDS_OF_A_FAMILY = ("family", "covers", "notes", "checked", "detect")
+"""Keys of a family that change no weight once it is chosen."""
 
 FieldClass = Literal["identity", "stage", "runtime"]
 
@@ -73,7 +80,7 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "pair.ancestor": "identity",
     "pair.ancestor.id": "identity",
     "pair.ancestor.revision": "identity",
-    "pair.family": "identity",
+    "pair.family": "identity",  # by what a file says, not by its name: see MAPPING
     "pair.protocol": "stage",
 }
 """The class of every field of a recipe (``recipe.``) and a pair (``pair.``), by dotted name."""
@@ -82,7 +89,6 @@ FIXED: dict[str, str] = {
     "zero_point": "zero_point",
     "conventions": "conventions",
     "recipe.output_dtype": "output_dtype",
-    "pair.family": "family",
     "recipe.claims.margin": "claims.margin",
     "recipe.claims.alpha": "claims.alpha",
     "recipe.claims.primary": "claims.primary",
@@ -103,7 +109,8 @@ def point_id(
 
     Args:
         spec: The point.
-        fingerprints: Content hashes of the models by role; those the point does not read are ignored.
+        fingerprints: Content hashes of the models by role, and that of the mapping; those the point does not read are
+            ignored.
         output_dtype: As in the recipe: ``auto`` or the name of a dtype.
         arithmetic_version: Of the code that makes the weights.
 
@@ -120,6 +127,8 @@ def point_id(
     }
     if not spec.is_parent:
         content |= {"output_dtype": output_dtype, "arithmetic": arithmetic_version}
+    if MAPPING in fingerprints and "vlm" in spec.inputs:
+        content[MAPPING] = fingerprints[MAPPING]
     return hash_json(content)[:POINT_ID_DIGITS]
 
 
@@ -151,6 +160,10 @@ def experiment_conflicts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list
         before, now = hashes_old.get(role), hashes_new.get(role)
         if before != now:
             problems.append(f"{role}: the folder was made with {_model(before)}, this run has {_model(now)}")
+    before, now = (found.get(MAPPING, "of mergelab") for found in (hashes_old, hashes_new))
+    if before != now:
+        digits = slice(POINT_ID_DIGITS)
+        problems.append(f"family: the folder was made with the rules {before[digits]}, this run has {now[digits]}")
     for place, name in FIXED.items():
         before, now = _at(old, place), _at(new, place)
         if canonical_json(before) != canonical_json(now):
@@ -172,3 +185,9 @@ def _at(experiment: Mapping[str, Any], place: str) -> Any:
 def hash_json(content: Any) -> str:
     """Return the hex SHA-256 of the canonical JSON of ``content``."""
     return hashlib.sha256(canonical_json(content).encode("utf-8")).hexdigest()
+
+
+def hash_family(family: Family) -> str:
+    """Return the hash of what a family does to names and tensors; what it is called and tells people is left out."""
+    content = family.model_dump(mode="json", exclude_defaults=True)
+    return hash_json({key: value for key, value in content.items() if key not in WORDS_OF_A_FAMILY})

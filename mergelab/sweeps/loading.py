@@ -13,15 +13,15 @@ from mergelab.engine.targets import LiveTarget
 from mergelab.live.configs import has_vlm_class, tower_config
 from mergelab.live.model import LiveModel, build_tower, load_text_model
 from mergelab.sweeps.experiment import Prepared
+from mergelab.sweeps.models import paired
 from mergelab.towers.layouts import Tower
-from mergelab.towers.pairing import pair_checkpoints
 
 
 def stored_dtype(prepared: Prepared, role: str) -> torch.dtype:
     """Return the dtype of most of a model's weights on disk (of a vlm: of its tower's)."""
     checkpoint = prepared.models.checkpoints[role]
     names = [paired.stored[role] for paired in prepared.models.pairing.tensors]
-    return torch_dtype(max((checkpoint.tensors[name] for name in names), key=lambda header: header.num_entries).dtype)
+    return torch_dtype(max((checkpoint.header(name) for name in names), key=lambda header: header.num_entries).dtype)
 
 
 def load_text_parent(prepared: Prepared, role: str) -> LiveModel:
@@ -52,12 +52,14 @@ def tower_of(checkpoint: Checkpoint, tower: Tower, device: str, dtype: torch.dty
     folder = checkpoint.folder
     if not tower.sees_pictures:
         return load_text_model(folder, device, dtype)
-    config = tower_config(folder, tower.has_head)
-    if has_vlm_class(folder):
+    config = tower_config(folder, tower.has_head, tower.family)
+    if has_vlm_class(folder, tower.family):
         return build_tower(config, device, dtype, folder)
     live = build_tower(config, device, dtype)
-    alone = {"base": checkpoint, "vlm": checkpoint}
-    jobs = plan_jobs(pair_checkpoints(alone), alone, str(dtype).removeprefix("torch."))
+    alone, pairing = paired({"base": checkpoint, "vlm": checkpoint})
+    jobs = plan_jobs(pairing, alone, str(dtype).removeprefix("torch."))
     inputs = Inputs(alone, device=device)
-    stream(jobs, operation(COPY, {"of": "vlm"}, None), inputs, LiveTarget(live.tensors()))
+    target = LiveTarget(live.tensors())
+    target.check(jobs)
+    stream(jobs, operation(COPY, {"of": "vlm"}, None), inputs, target)
     return live

@@ -27,7 +27,7 @@ from mergelab.errors import PairingError, RecipeError
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import TaskResult, load_suite
 from mergelab.live.configs import has_vlm_class
-from mergelab.live.model import LiveModel
+from mergelab.live.model import LiveModel, tower_shapes
 from mergelab.sinks.measure import measure_sink
 from mergelab.sinks.prompts import load_prompts
 from mergelab.sweeps.experiment import Point, load_generation_config, load_tokenizer, named, text_config
@@ -84,6 +84,7 @@ def write_merge(
         "conventions": point.spec.conventions,
         "fingerprints": fingerprints,
         "ancestry": ancestry_summary(digest, models.accept_unrelated),
+        "inferred": None if models.report is None else models.report.record(),
         "recipe": resolved(recipe),
         "pair": pair.model_dump(mode="json"),
     }
@@ -91,7 +92,7 @@ def write_merge(
     if config is None:
         statistics = export_vlm(export, out, manifest, recipe.output_dtype)
     else:
-        statistics = export_text(export, out, manifest, config.to_dict())
+        statistics = export_text(export, out, manifest, config.to_dict(), tower_shapes(config))
     seconds = time.perf_counter() - started
     return {**manifest, "label": point.label, "statistics": statistics.record(), "seconds": seconds}
 
@@ -122,7 +123,8 @@ def write_tower(pair: Pair, models: Models, out: Path) -> dict[str, Any]:
         "pair": pair.model_dump(mode="json"),
     }
     copy = operation(COPY, {"of": "vlm"}, None)
-    export_text(Export(jobs, copy, Inputs(models.checkpoints), models.pairing), out, manifest, config.to_dict())
+    export = Export(jobs, copy, Inputs(models.checkpoints), models.pairing)
+    export_text(export, out, manifest, config.to_dict(), tower_shapes(config))
     return {**manifest, "tensors": len(jobs), "seconds": time.perf_counter() - started}
 
 
@@ -185,7 +187,7 @@ def evaluate_model(
     device = choose_device(device)
     checkpoint, tower = _open(source, say)
     suite = load_suite(request, say)
-    sees = tower.sees_pictures and has_vlm_class(checkpoint.folder)
+    sees = tower.sees_pictures and has_vlm_class(checkpoint.folder, tower.family)
     blind = [task.name for task in suite.tasks if task.modality == "vision" and not sees]
     if blind:
         what = "a vlm without a class in transformers" if tower.sees_pictures else "a text model"

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mergelab.errors import PairingError, problem_list
-from mergelab.towers.families import (
+from mergelab.towers.detection import choose_family
+from mergelab.towers.generic import (
+    ADAPTERS,
     BUFFER,
     HEAD_LEAF,
     HEAD_ROOTS,
     HEADLESS,
-    REFUSED,
+    PACKED,
+    REPAIRS,
     ROLES,
     STRIPPED,
     TEXT_CONFIG_KEYS,
     TOWER_LEAF,
     TOWER_ROOTS,
 )
+from mergelab.towers.parts import EMBEDDING, Part, UnfitError, find_parts
+from mergelab.towers.rules import Family, Layers, holds
 
 HEAD = "lm_head.weight"
-EMBEDDING = "model.embed_tokens.weight"
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class TensorLike(Protocol):
@@ -51,6 +57,10 @@ class Tower:
     """The part of the config that describes the tower; may be sparse."""
     has_head: bool
     """Whether a head is stored. A stored head beats any flag; without one the head is the embedding."""
+    family: Family | None = None
+    """The family file that was applied; None: the generic prefix table was enough."""
+    parts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    """Canonical name of a fused tensor -> the weights it is made of. Fused tensors stand in ``stored``."""
 
     @property
     def sees_pictures(self) -> bool:
@@ -58,71 +68,142 @@ class Tower:
         return any(part in ("vision", "projector") for part in self.roles.values())
 
 
-def text_config_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the nested text config of a multimodal config, or the config itself."""
-    for key in TEXT_CONFIG_KEYS:
-        if isinstance(config.get(key), Mapping):
-            nested: Mapping[str, Any] = config[key]
-            return nested
+def text_config_of(config: Mapping[str, Any], family: Family | None = None) -> Mapping[str, Any]:
+    """Return the nested text config of a multimodal config, or the config itself; a family may say where it is."""
+    for path in (*(family.text_config if family is not None else ()), *TEXT_CONFIG_KEYS):
+        section: Any = config
+        for key in path.split(".") if path else ():
+            section = section.get(key) if isinstance(section, Mapping) else None
+        if isinstance(section, Mapping):
+            return section
     return config
 
 
-def tie_flags(config: Mapping[str, Any]) -> tuple[bool, ...]:
+def tie_flags(config: Mapping[str, Any], family: Family | None = None) -> tuple[bool, ...]:
     """Return the ``tie_word_embeddings`` flags that a config states, outer before nested."""
-    sections = (config, text_config_of(config)) if text_config_of(config) is not config else (config,)
+    nested = text_config_of(config, family)
+    sections = (config, nested) if nested is not config else (config,)
     flags = (section.get("tie_word_embeddings") for section in sections)
     return tuple(flag for flag in flags if isinstance(flag, bool))
 
 
-def locate_tower(tensors: Mapping[str, TensorLike], config: Mapping[str, Any], known: Collection[str] = ()) -> Tower:
+def locate_tower(
+    tensors: Mapping[str, TensorLike],
+    config: Mapping[str, Any],
+    known: Collection[str] = (),
+    family: Family | None = None,
+) -> Tower:
     """Find the tower by its names.
 
     Args:
         tensors: Stored name -> header.
         config: The checkpoint's ``config.json``.
         known: Further canonical names that belong to a tower, for example those of the base.
+        family: What to apply besides the generic table; None asks the shipped family files.
 
     Raises:
-        PairingError: No tower or two, a family that needs more than a prefix, tensors of unknown role, a
-            tower without embedding, no head although the config says untied. All such tensors in one
-            message.
+        PairingError: No tower or two, quantised weights, tensors of unknown role, fused tensors that cannot be cut, a
+            tower without embedding, no head although the config says untied. All such tensors in one message.
     """
-    refuse_families(tensors)
+    refuse_packed(tensors)
+    if family is None:
+        family = choose_family(tensors, config)
+    if family is None or family.lora is None:
+        refuse_adapters(tensors)
+    text_config = text_config_of(config, family)
+    naming = Naming(family, text_config, known)
     stored: dict[str, str] = {}
     roles: dict[str, str] = {}
     roots: Counter[str] = Counter()
     problems: list[str] = []
     for name in tensors:
-        root, canonical = canonical_name(name, known)
-        if not canonical:
-            role = role_of(name)
-            if not role:
-                problems.append(f"{name}: {tensors[name].dtype} {tensors[name].shape}, unknown role")
-            roles[name] = role
-        elif BUFFER.search(canonical):
-            roles[name] = "extra"
-        else:
+        role, root, canonical = naming.place(name)
+        roles[name] = role
+        if not role:
+            problems.append(f"{name}: {tensors[name].dtype} {tensors[name].shape}, unknown role")
+        elif role == "tower":
             if root:
                 roots[root] += 1
             if canonical in stored:
                 problems.append(f"{name}: means {canonical}, and so does {stored[canonical]}")
             stored[canonical] = name
-            roles[name] = "tower"
     if not roots:
         raise PairingError(no_tower(tensors))
     if len(roots) > 1:
         counts = ", ".join(f"{root}* ({count} tensors)" for root, count in roots.most_common())
         problems.insert(0, f"two text towers: {counts}")
+    if family is not None and family.layers is not None:
+        stored = without_inserted(stored, roles, family.layers, text_config, problems)
     if EMBEDDING not in stored:
         problems.append(f"{EMBEDDING}: the tower has no embedding")
-    flags = tie_flags(config)
+    flags = tie_flags(config, family)
     if HEAD not in stored and flags and not any(flags):
         problems.append(f"{HEAD}: not stored although the config says tie_word_embeddings false")
+    parts: dict[str, tuple[Part, ...]] = {}
+    try:
+        parts = find_parts(family, {name: tuple(tensors[own].shape) for name, own in stored.items()}, text_config)
+    except UnfitError as error:
+        problems.append(str(error))
     if problems:
         heading = f"names that cannot be placed: {len(problems)}."
         advice = "This layout is not known; nothing is guessed."
+        if family is not None:
+            advice = f"Read as family {family.family}, which this checkpoint does not fit."
         raise PairingError(problem_list(heading, first(problems), advice))
-    return Tower(roots.most_common(1)[0][0], stored, roles, text_config_of(config), HEAD in stored)
+    return Tower(roots.most_common(1)[0][0], stored, roles, text_config, HEAD in stored, family, parts)
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What a stored name means in one checkpoint."""
+
+    family: Family | None
+    text_config: Mapping[str, Any]
+    known: Collection[str] = ()
+
+    def place(self, name: str) -> tuple[str, str, str]:
+        """Return role ("" if unknown), tower root and canonical name; the last two are empty outside the tower."""
+        family, inner = self.family, name
+        if family is not None:
+            for role in ("vision", "projector", "extra"):
+                if any(pattern.search(name) for pattern in getattr(family.roles, role)):
+                    return role, "", ""
+            if family.lora is not None:
+                if family.lora.adapters.search(name):
+                    return "extra", "", ""
+                inner = family.lora.wrapped.sub(".", inner)
+            for rename in family.rename:
+                if holds(rename.when, self.text_config):
+                    inner = rename.pattern.sub(rename.replacement, inner)
+        root, canonical = canonical_name(inner, self.known)
+        if not canonical:
+            return role_of(inner), "", ""
+        return ("extra", "", "") if BUFFER.search(canonical) else ("tower", root, canonical)
+
+
+def without_inserted(
+    stored: Mapping[str, str],
+    roles: dict[str, str],
+    layers: Layers,
+    text_config: Mapping[str, Any],
+    problems: list[str],
+) -> dict[str, str]:
+    """Take inserted layers out of a tower and count the others anew; their role becomes extra."""
+    owning = {int(found[1]) for name in stored if layers.own.search(name) and (found := LAYER.match(name))}
+    listed = text_config.get(layers.drop)
+    if isinstance(listed, list) and set(listed) != owning:
+        problems.append(f"config {layers.drop} {listed}: the layers that differ from the others are {sorted(owning)}")
+    kept: dict[str, str] = {}
+    for name, own in stored.items():
+        layer = LAYER.match(name)
+        if layer is None:
+            kept[name] = own
+        elif int(layer[1]) in owning:
+            roles[own] = "extra"
+        else:
+            number = int(layer[1]) - sum(inserted < int(layer[1]) for inserted in owning)
+            kept[f"model.layers.{number}.{name[layer.end() :]}"] = own
+    return kept
 
 
 def canonical_name(name: str, known: Collection[str] = ()) -> tuple[str, str]:
@@ -140,6 +221,13 @@ def canonical_name(name: str, known: Collection[str] = ()) -> tuple[str, str]:
     return "", ""
 
 
+def repaired(name: str) -> str:
+    """Return a stored name as it was before transformers 5.4 or 5.5 corrupted it; any other name as it is."""
+    for pattern, replacement in REPAIRS.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 def role_of(name: str) -> str:
     """Return vision, projector or extra for a tensor outside the tower, empty if unknown."""
     match = STRIPPED.match(name)
@@ -147,12 +235,20 @@ def role_of(name: str) -> str:
     return next((role for role, pattern in ROLES if pattern.match(rest)), "")
 
 
-def refuse_families(tensors: Mapping[str, TensorLike]) -> None:
-    """Raise PairingError, by name, for a family whose tower needs more than a prefix."""
-    for family, pattern, special in REFUSED:
-        found = next((name for name in tensors if pattern.search(name)), None)
-        if found is not None:
-            raise PairingError(f"{found}: this is {family}, which {special}. That is not supported.")
+def refuse_packed(tensors: Mapping[str, TensorLike]) -> None:
+    """Raise PairingError for quantised weights, whatever their family."""
+    found = next((name for name in tensors if PACKED.search(name)), None)
+    if found is not None:
+        raise PairingError(
+            f"{found}: these are quantised weights, which store packed numbers. Use the unquantised checkpoint."
+        )
+
+
+def refuse_adapters(tensors: Mapping[str, TensorLike]) -> None:
+    """Raise PairingError for adapters that no family speaks of: they are part of what the model computes."""
+    found = next((name for name in tensors if ADAPTERS.search(name)), None)
+    if found is not None:
+        raise PairingError(f"{found}: LoRA adapters lie beside the weights. Fold them in first.")
 
 
 def no_tower(tensors: Mapping[str, TensorLike]) -> str:

@@ -13,10 +13,13 @@ from typing import Any
 
 from mergelab.errors import PairingError, problem_list
 from mergelab.towers.config_differences import config_differences, head_problems
-from mergelab.towers.families import FUSION_HINTS
+from mergelab.towers.generic import FUSION_HINTS
 from mergelab.towers.kinds import module_kind
-from mergelab.towers.layouts import EMBEDDING, HEAD, TensorLike, Tower, first, locate_tower, tie_flags
-from mergelab.towers.pairs import CheckpointLike, MustEqual, PairedTensor, Pairing
+from mergelab.towers.layouts import HEAD, LAYER, TensorLike, Tower, first, locate_tower, repaired, tie_flags
+from mergelab.towers.pairs import CheckpointLike, MustEqual, PairedTensor, Pairing, StoredView
+from mergelab.towers.parts import EMBEDDING
+from mergelab.towers.rules import Family
+from mergelab.towers.taking_apart import PartHeader, taken_apart
 from mergelab.towers.vocabulary import RowMap, match_rows, read_vocabulary
 
 __all__ = ["CheckpointLike", "MustEqual", "PairedTensor", "Pairing", "pair_checkpoints"]
@@ -24,34 +27,39 @@ __all__ = ["CheckpointLike", "MustEqual", "PairedTensor", "Pairing", "pair_check
 FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("BOOL", "I16", "U16", "I32", "U32", "I64", "U64")
 VOCABULARY_TENSORS = (EMBEDDING, HEAD, "lm_head.bias")
-LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
-def pair_checkpoints(models: Mapping[str, CheckpointLike]) -> Pairing:
+def pair_checkpoints(models: Mapping[str, CheckpointLike], families: Mapping[str, Family] | None = None) -> Pairing:
     """Pair the tensors of base, vlm and, if given, ancestor.
 
     Args:
         models: Role -> opened checkpoint; base and vlm must be there. Any of them may be a plain text
             checkpoint or a multimodal one.
+        families: Role -> family to read it by; for the others the shipped family files are asked.
 
     Raises:
         PairingError: With everything that does not fit: missing or foreign tensors, shapes, dtypes, heads,
             vocabularies.
         DamagedFileError: A tokenizer file is damaged.
     """
-    accounts = Accounts(models, locate_all(models))
+    located = locate_all(models, families or {})
+    accounts = Accounts(models, *taken_apart(located))
     for role in accounts.others:
         accounts.explain_outside(role)
         accounts.settle_head(role)
         accounts.compare(role)
     accounts.check_packed("vlm")
+    for role in accounts.towers:
+        accounts.check_embedding(role)
     accounts.match_vocabulary()
     accounts.raise_problems()
+    accounts.note_families()
     accounts.note_ties()
+    accounts.note_repairs()
     return accounts.result()
 
 
-def locate_all(models: Mapping[str, CheckpointLike]) -> dict[str, Tower]:
+def locate_all(models: Mapping[str, CheckpointLike], families: Mapping[str, Family]) -> dict[str, Tower]:
     """Locate the tower of every model, or raise one PairingError for all that have none."""
     towers: dict[str, Tower] = {}
     problems = []
@@ -59,7 +67,7 @@ def locate_all(models: Mapping[str, CheckpointLike]) -> dict[str, Tower]:
         model = models[role]
         known = towers["base"].stored if "base" in towers else ()
         try:
-            towers[role] = locate_tower(model.tensors, model.config, known)
+            towers[role] = locate_tower(model.tensors, model.config, known, families.get(role))
         except PairingError as error:
             problems.append(f"{role} {model.folder}: {error}")
     if problems:
@@ -73,6 +81,7 @@ class Accounts:
 
     models: Mapping[str, CheckpointLike]
     towers: Mapping[str, Tower]
+    views: Mapping[str, Mapping[str, StoredView]]
     problems: dict[str, list[str]] = field(default_factory=dict)
     """Role that does not fit -> problems."""
     explained: dict[str, str] = field(default_factory=dict)
@@ -93,7 +102,13 @@ class Accounts:
 
     def header(self, role: str, name: str) -> TensorLike:
         """Return the header of a canonical name; a virtual head is the embedding."""
-        return self.models[role].tensors[self.stored_name(role, name)]
+        return self.header_of(role, self.stored_name(role, name))
+
+    def header_of(self, role: str, stored: str) -> TensorLike:
+        """Return the header of a stored name or of a part of a stored tensor."""
+        part = self.views[role].get(stored)
+        tensors = self.models[role].tensors
+        return tensors[stored] if part is None else PartHeader(part.view.shape, tensors[part.stored].dtype)
 
     def stored_name(self, role: str, name: str) -> str:
         """Return the stored name of a canonical one; a virtual head is the embedding."""
@@ -174,10 +189,20 @@ class Accounts:
         settings = model.config.get("quantization_config")
         named = f" (quantization_config {settings})" if settings else ""
         for stored in self.towers[role].stored.values():
-            header = model.tensors[stored]
+            header = self.header_of(role, stored)
             if header.dtype not in FLOATS + INTEGERS:
                 text = f"{stored}: {role} {header.dtype} {header.shape}{named}, expected F32, F16 or BF16"
                 self.problem(role, text)
+
+    def check_embedding(self, role: str) -> None:
+        """Note an embedding with fewer rows than its head: the others lie in a tensor that nobody pairs."""
+        stored = self.towers[role].stored
+        if HEAD not in stored:
+            return
+        rows, needed = (self.header(role, name).shape[0] for name in (EMBEDDING, HEAD))
+        if rows < needed:
+            text = f"{stored[EMBEDDING]}: {role} {rows} rows, {stored[HEAD]} {needed}; the other rows lie elsewhere"
+            self.problem(role, f"{text}. transformers 5 halves Molmo2's so: save it with save_original_format=False")
 
     def match_vocabulary(self) -> None:
         """Pair the rows of embedding and head, where all models have them."""
@@ -207,13 +232,29 @@ class Accounts:
             because = f" ({', '.join(unread)}: no readable tokenizer files)" if unread else ""
             self.notes.append(f"{name}: rows {counts}{because}")
 
+    def note_families(self) -> None:
+        """Note what a family file wants a person to know."""
+        for role in ("vlm", *self.others):
+            family = self.towers[role].family
+            if family is not None and (role == "vlm" or family != self.towers["vlm"].family):
+                self.notes.extend(f"{role}: {family.family}: {note}" for note in family.notes)
+
     def note_ties(self) -> None:
         """Note tie flags that contradict each other or the file."""
         for role, tower in self.towers.items():
-            flags = tie_flags(self.models[role].config)
+            flags = tie_flags(self.models[role].config, tower.family)
             if len(set(flags)) > 1 or (flags and flags[0] == tower.has_head):
                 found = "a head, so it is untied" if tower.has_head else "no head, so it is tied"
                 self.notes.append(f"{role}: config says tie_word_embeddings {flags}, the file has {found}")
+
+    def note_repairs(self) -> None:
+        """Note names that a merged vlm is not written under."""
+        corrupted = next((name for name in self.models["vlm"].tensors if repaired(name) != name), None)
+        if corrupted is not None:
+            self.notes.append(
+                f"vlm: its names were corrupted when it was saved, and are repaired in what is written: {corrupted} is "
+                f"{repaired(corrupted)}"
+            )
 
     def raise_problems(self) -> None:
         """Raise one PairingError with everything that does not fit, if there is anything."""
@@ -227,7 +268,7 @@ class Accounts:
             hints = {hint for pattern, hint in FUSION_HINTS if any(pattern.search(text) for text in problems)}
             advice = f"Pick the {role} this vlm was tuned from." if role != "vlm" else "Pick another vlm."
             if hints:
-                advice = f"Perhaps {' and '.join(sorted(hints))}, which is not supported. {advice}"
+                advice = f"Perhaps {' and '.join(sorted(hints))}. {advice}"
             messages.append(problem_list(heading, first(problems), advice))
         if messages:
             raise PairingError("\n".join(messages))
@@ -254,9 +295,11 @@ class Accounts:
                     stored={role: self.stored_name(role, name) for role in self.towers},
                     virtual=tuple(self.virtual) if name == HEAD else (),
                     rows=self.rows.get(name),
+                    parts=vlm.parts.get(name, ()),
                 )
             )
-        merged = {tensor.stored["vlm"] for tensor in tensors}
+        views = self.views["vlm"]
+        merged = {views[own].stored if own in views else own for own in (tensor.stored["vlm"] for tensor in tensors)}
         return Pairing(
             tensors=tuple(tensors),
             copied=tuple(name for name in vlm.roles if name not in merged),
@@ -266,6 +309,7 @@ class Accounts:
             towers=self.towers,
             vocabulary=self.vocabulary,
             notes=tuple(self.notes),
+            views=self.views,
         )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from mergelab.strides import View
 from mergelab.towers.layouts import TensorLike, Tower
+from mergelab.towers.parts import Part
 from mergelab.towers.vocabulary import RowMap
 
 
@@ -45,6 +47,8 @@ class PairedTensor:
     """Roles whose checkpoint ties the head and stores none."""
     rows: RowMap | None
     """Which rows pair; None: all of them, one to one."""
+    parts: tuple[Part, ...] = ()
+    """The weights inside a tensor that is fused alike in all models and merged as one."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,14 @@ class MustEqual:
     second: tuple[str, str]
     """Role and stored name."""
     reason: str
+
+
+@dataclass(frozen=True)
+class StoredView:
+    """One weight inside a fused tensor that was taken apart because a partner stores it by itself."""
+
+    stored: str
+    view: View
 
 
 @dataclass(frozen=True)
@@ -77,3 +89,5 @@ class Pairing:
     """Canonical name of an embedding or head -> by, and row counts: shared, vlm_only, base_only, padding."""
     notes: tuple[str, ...]
     """What a person should know: rows, tied heads, config fields that differ."""
+    views: Mapping[str, Mapping[str, StoredView]] = field(default_factory=dict)
+    """Role -> name of a part (``STORED[q_proj]``) -> where it lies. These names stand in ``PairedTensor.stored``."""

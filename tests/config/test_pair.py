@@ -28,15 +28,19 @@ BAD = {
         ],
     ),
     "values": (
-        "name: x\nbase: package:../x\nvlm: 3\nancestor: ''\nprotocol: paper-instruct\nfamily: llava\n",
+        "name: x\nbase: package:../x\nvlm: 3\nancestor: ''\nprotocol: paper-instruct\nfamily: ''\n",
         [
             "vlm: expected a folder, a hub id, or {id: ..., revision: ...}, found 3",
             'ancestor: expected some text, found ""',
-            'family: expected auto, found "llava"',
+            'family: expected some text, found ""',
             'protocol: expected bench-v1, paper-instruct-v1 or paper-default-v1, found "paper-instruct" '
             "(did you mean `paper-instruct-v1`?)",
             'base: "package:../x" must name a folder inside the mergelab package',
         ],
+    ),
+    "family file": (
+        "name: x\nbase: a/b\nvlm: c/d\nfamily: mine.yaml\n",
+        ["family: no such file: FOLDER/mine.yaml. Give the path of a family file, a family's name, or auto"],
     ),
     "bench-protocol": (
         "name: x\nbase: a/b\nvlm: c/d\nprotocol: bench-v1\n",
@@ -140,3 +144,12 @@ def test_protocols_are_the_ones_that_can_be_graded():
     from mergelab.evals.protocols import PROTOCOLS
 
     assert set(typing.get_args(ProtocolName)) == set(PROTOCOLS)
+
+
+def test_family_is_a_name_or_a_file_beside_the_pair(tmp_path: Path) -> None:
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "mine.yaml").write_text("family: mine\n")
+    path = tmp_path / "p.yaml"
+    for given, found in (("auto", "auto"), ("molmo2", "molmo2"), ("rules/mine.yaml", f"{tmp_path}/rules/mine.yaml")):
+        path.write_text(f"name: x\nbase: a/b\nvlm: c/d\nfamily: {given}\n")
+        assert load_pair(path).family == found

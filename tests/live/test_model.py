@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma3ForCausalLM,
     Gemma3TextConfig,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -17,9 +18,13 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
+from mergelab.checkpoints.headers import open_checkpoint
+from mergelab.engine.outlets import check_outlets
+from mergelab.engine.plan import plan_jobs
 from mergelab.errors import DamagedFileError, PairingError
 from mergelab.live.configs import tower_config
-from mergelab.live.model import LiveModel, build_tower, check_tower, load_text_model
+from mergelab.live.model import LiveModel, build_tower, load_text_model, tower_shapes
+from mergelab.towers.pairing import pair_checkpoints
 from tests.builders import TEXT_SIZE, tiny_llama, tiny_llava
 
 VISION = {"depth": 1, "num_heads": 2, "intermediate_size": 32}
@@ -100,12 +105,26 @@ def test_tower_without_picture_view_equals_the_one_with(tmp_path: Path) -> None:
     assert torch.equal(text_logits(bare.text, ids), text_logits(full.text, ids))
 
 
-def test_buffers_that_a_class_computes_are_never_left_uninitialised() -> None:
+def tiny_gemma() -> Gemma3TextConfig:
     size = {key: TEXT_SIZE[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
-    config = Gemma3TextConfig(**size, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
-    config.tie_word_embeddings = True
+    return Gemma3TextConfig(**size, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_buffers_that_a_class_computes_are_computed_without_its_weights(tmp_path: Path, dtype: torch.dtype) -> None:
+    config = tiny_gemma()
+    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    bare = dict(build_tower(config, "cpu", dtype).text.named_buffers())
+    real = dict(load_text_model(tmp_path, "cpu", dtype).text.named_buffers())
+    assert "model.embed_tokens.embed_scale" in bare
+    assert bare.keys() == real.keys()
+    assert all(bare[name].dtype == buffer.dtype and torch.equal(bare[name], buffer) for name, buffer in real.items())
+
+
+def test_buffers_that_nobody_computes_are_refused_not_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gemma3ForCausalLM, "_init_weights", lambda self, module: None)
     with pytest.raises(PairingError, match="embed_scale"):
-        build_tower(config, "cpu", torch.float32)
+        build_tower(tiny_gemma(), "cpu", torch.float32)
 
 
 def test_plain_text_checkpoint_loads_with_its_own_config(tmp_path: Path) -> None:
@@ -160,8 +179,12 @@ def test_damaged_config_is_named(tmp_path: Path) -> None:
 def test_config_that_does_not_describe_its_tower_is_refused_by_name(tmp_path: Path, tied: bool) -> None:
     folder = tiny_llava(tmp_path / "vlm", tie_word_embeddings=tied)
     config = tower_config(folder, has_head=not tied)
-    shapes = {name: tensor.shape for name, tensor in build_tower(config, "cpu", torch.float32).tensors().items()}
-    check_tower(config, shapes)
+    checkpoints = {role: open_checkpoint(folder) for role in ("base", "vlm")}
+    jobs = plan_jobs(pair_checkpoints(checkpoints), checkpoints)
+    check_outlets(jobs, tower_shapes(config), "LlamaForCausalLM")
     config.num_hidden_layers = 3
-    with pytest.raises(PairingError, match=r"layers\.2\.self_attn\.q_proj\.weight: the file has none"):
-        check_tower(config, shapes)
+    with pytest.raises(PairingError, match=r"layers\.2\.self_attn\.q_proj\.weight: the file has none, LlamaFor"):
+        check_outlets(jobs, tower_shapes(config), "LlamaForCausalLM")
+    config.num_hidden_layers, config.intermediate_size = 2, 32
+    with pytest.raises(PairingError, match=r"gate_proj\.weight: the file has \(24, 16\), LlamaForCausalLM \(32, 16\)"):
+        check_outlets(jobs, tower_shapes(config), "LlamaForCausalLM")

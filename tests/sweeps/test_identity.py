@@ -9,7 +9,16 @@ import pytest
 from mergelab.config import Pair, Recipe, load_experiment
 from mergelab.config.document import Document
 from mergelab.sweeps.grid import PointSpec, expand
-from mergelab.sweeps.identity import FIELD_CLASSES, FIXED, experiment_conflicts, point_id, stage_key
+from mergelab.sweeps.identity import (
+    FIELD_CLASSES,
+    FIXED,
+    MAPPING,
+    experiment_conflicts,
+    hash_family,
+    point_id,
+    stage_key,
+)
+from mergelab.towers.rules import parse_family
 
 PRINTS = {"ancestor": "a" * 64, "base": "b" * 64, "vlm": "c" * 64}
 POINT = PointSpec(
@@ -213,7 +222,11 @@ def changed(place, value):
         ),
         ("zero_point", "base", 'zero_point: the folder has "ancestor", this run asks for "base"'),
         ("conventions", "peft", 'conventions: the folder has "paper", this run asks for "peft"'),
-        ("pair.family", "x", 'family: the folder has "auto", this run asks for "x"'),
+        (
+            "fingerprints.mapping",
+            "e" * 64,
+            "family: the folder was made with the rules of mergelab, this run has eeeeeeeeeeee",
+        ),
         (
             "fingerprints.vlm",
             "d" * 64,
@@ -243,3 +256,19 @@ def test_what_may_not_change_in_a_run_folder_is_named(place, value, problem):
 )
 def test_what_extends_a_run_is_no_conflict(place, value):
     assert experiment_conflicts(EXPERIMENT, changed(place, value)) == []
+
+
+def test_mapping_of_the_vlm_is_part_of_what_reads_the_vlm():
+    prints = PRINTS | {MAPPING: "e" * 64}
+    assert point_id(POINT, prints, "auto") != point_id(POINT, PRINTS, "auto")
+    assert point_id(POINT, prints, "auto") != point_id(POINT, PRINTS | {MAPPING: "f" * 64}, "auto")
+    without = replace(POINT, inputs=("ancestor", "base"))
+    assert point_id(without, prints, "auto") == point_id(without, PRINTS, "auto")
+
+
+def test_family_is_hashed_by_what_it_does():
+    document = {"family": "x", "detect": {"keys_all": ["a"]}, "rename": [["a", "b"]]}
+    same = {**document, "family": "y", "covers": "z", "detect": {"keys_all": ["c"]}, "notes": ["n"]}
+    other = {**document, "rename": [["a", "c"]]}
+    hashes = [hash_family(parse_family(content, "w")) for content in (document, same, other)]
+    assert hashes[0] == hashes[1] != hashes[2]

@@ -257,11 +257,11 @@ def test_other_head_counts_of_equal_shape_are_refused(tmp_path: Path) -> None:
     assert "config num_attention_heads: base 2, vlm 4" in refusal(base=base, vlm=tiny_llava(tmp_path / "v"))
 
 
-def test_fused_against_split_experts_are_refused_by_name(tmp_path: Path) -> None:
+def test_experts_that_no_rule_cuts_are_refused_by_name(tmp_path: Path) -> None:
     split = {f"model.layers.0.mlp.experts.{e}.up_proj.weight": torch.zeros(4, 8) for e in range(2)}
     fused = {"model.language_model.layers.0.mlp.experts.gate_up_proj": torch.zeros(2, 8, 8)}
     message = refusal(base=base_by_hand(tmp_path / "b", tensors=split), vlm=vlm_by_hand(tmp_path / "v", tensors=fused))
-    assert "Perhaps experts are stored fused on one side and split on the other, which is not supported" in message
+    assert "Perhaps experts are stored in a form that no family file describes." in message
 
 
 def test_config_differences_are_noted(tmp_path: Path) -> None:

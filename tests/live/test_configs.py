@@ -1,0 +1,32 @@
+"""Every vlm that transformers registers has a text config, or is refused by the name of its tower."""
+
+from pathlib import Path
+
+import pytest
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from mergelab.errors import PairingError
+from mergelab.live.configs import PLAIN_TYPES, tower_config
+from mergelab.live.model import quiet_transformers
+
+BY_FUNCTION = {*PLAIN_TYPES, "molmo2_text"}
+
+
+@pytest.mark.parametrize("model_type", sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES))
+def test_registered_vlm_has_a_text_config_or_is_refused_by_name(tmp_path: Path, model_type: str) -> None:
+    with quiet_transformers():
+        config = CONFIG_MAPPING[model_type]()
+        config.save_pretrained(tmp_path)
+        text = config.get_text_config(decoder=True)
+        if text.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or text.model_type in BY_FUNCTION:
+            found = tower_config(tmp_path, has_head=True)
+            assert found.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+            assert found.hidden_size == text.hidden_size
+            assert not found.tie_word_embeddings
+        else:
+            with pytest.raises(PairingError, match=rf"tower of type {text.model_type} has no causal-LM class"):
+                tower_config(tmp_path, has_head=True)
