@@ -92,10 +92,10 @@ class CheckpointWriter:
         final: Folder to make; new or empty.
         tensors: All tensors that will be written.
         shard_bytes: Most tensor bytes per file.
-        inside: Name of a folder inside ``final`` that gets the weights and the files beside them; "" is ``final``
-            itself.
         parts: Weights inside fused tensors that will be written by names of their own: name -> the tensor and which
             entries of it. A tensor with parts is written through them alone; together they must be all of it.
+        inside: Name of a folder inside ``final`` that gets the weights and the files beside them; "" is ``final``
+            itself.
 
     Raises:
         OutputFolderError: ``final`` holds something.
@@ -108,8 +108,8 @@ class CheckpointWriter:
         final: Path,
         tensors: Sequence[TensorPlan],
         shard_bytes: int = 5_000_000_000,
-        inside: str = "",
         parts: Mapping[str, tuple[str, View]] | None = None,
+        inside: str = "",
     ) -> None:
         self.final = final.absolute()
         self.inside = inside
@@ -299,18 +299,6 @@ class CheckpointWriter:
             ) from error
 
 
-def read_at(handle: int, num_bytes: int, position: int) -> bytearray:
-    """Read ``num_bytes`` from ``position``."""
-    data = bytearray(num_bytes)
-    view = memoryview(data)
-    while len(view):
-        count = os.preadv(handle, [view], position)
-        if not count:
-            raise OSError(errno.EIO, "the file ended while it was written")
-        view, position = view[count:], position + count
-    return data
-
-
 def surroundings(repository: Path, inside: str) -> list[Path]:
     """Return all files of a folder but those in its sub-folder ``inside`` and in hidden ones (.git), in order."""
     files = []
@@ -341,6 +329,18 @@ def copy_synced(path: Path, target: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_at(handle: int, num_bytes: int, position: int) -> bytearray:
+    """Read ``num_bytes`` from ``position``."""
+    data = bytearray(num_bytes)
+    view = memoryview(data)
+    while len(view):
+        count = os.preadv(handle, [view], position)
+        if not count:
+            raise OSError(errno.EIO, "the file ended while it was written")
+        view, position = view[count:], position + count
+    return data
 
 
 WRITE_BYTES = 1 << 19

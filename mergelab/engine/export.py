@@ -68,8 +68,8 @@ def export_vlm(
 ) -> MergeStatistics:
     """Write the vlm with its tower replaced: names, layout, tying, tokenizer and all side files are the vlm's.
 
-    Names that transformers 5.4 or 5.5 corrupted are written as they were before, or no class would load them. Of a vlm
-    that keeps its tower in a folder of its own the whole repository is written, with that folder replaced.
+    Of a vlm that keeps its tower in a folder of its own the whole repository is written, with that folder replaced.
+    Names that transformers 5.4 or 5.5 corrupted are written as they were before, or no class would load them.
 
     Args:
         export: What to write.
@@ -91,7 +91,7 @@ def export_vlm(
     ]
     places = {repaired(name): (repaired(stored), view) for name, (stored, view) in parts.items()}
     inside = TOWER_FOLDER if vlm.repository else ""
-    with CheckpointWriter(out, plans, _shard_bytes(vlm), inside, places) as writer:
+    with CheckpointWriter(out, plans, _shard_bytes(vlm), places, inside) as writer:
         if vlm.repository:
             writer.copy_repository(vlm.repository)
         statistics = stream(
