@@ -6,16 +6,22 @@ carries the suffix ``.partial`` and is never mistaken for a result.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mergelab.errors import OutputFolderError
+
 PARTIAL_SUFFIX = ".partial"
+LOCK = ".mergelab.lock"
+"""In a folder in the making: held by the process that makes it, however that ends."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -59,23 +65,79 @@ def write_json(path: Path, value: Any) -> None:
 def new_folder(final: Path) -> Iterator[Path]:
     """Yield a scratch folder that becomes ``final`` on a clean exit and vanishes on an error.
 
-    ``final`` must not exist or be empty; the caller checks and words the refusal. A scratch folder left by a
-    killed run is removed first, so the same command simply succeeds.
+    ``final`` must not exist or be empty; the caller checks and words the refusal. One process at a time makes it. What
+    a killed run left in the scratch folder is removed first, so the same command simply succeeds.
+
+    Raises:
+        OutputFolderError: Another process is making ``final`` (it is named), or has just made it.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     scratch = final.parent / f".{final.name}{PARTIAL_SUFFIX}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
+    handle = _take(scratch, final)
     try:
-        yield scratch
-        for path in scratch.rglob("*"):
-            if path.is_dir():
-                sync_folder(path)
-        sync_folder(scratch)
-        if final.exists():
-            final.rmdir()
-        scratch.replace(final)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
+        try:
+            _empty(scratch)
+            yield scratch
+            for path in scratch.rglob("*"):
+                if path.is_dir():
+                    sync_folder(path)
+            sync_folder(scratch)
+            if final.exists():
+                final.rmdir()
+            scratch.replace(final)
+        except BaseException:
+            _empty(scratch)
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        # Not before: without it another process could take the scratch folder just before the rename.
+        (final / LOCK).unlink()
+    finally:
+        os.close(handle)
+    sync_folder(final)
     sync_folder(final.parent)
+
+
+def _take(scratch: Path, final: Path) -> int:
+    """Make the scratch folder, or take one that nobody holds; return the handle that holds it for this process."""
+    while True:
+        scratch.mkdir(exist_ok=True)
+        try:
+            handle = os.open(scratch / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # its owner has just renamed or removed it
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+            os.close(handle)
+            raise OutputFolderError(
+                f"{final}: {owner} is writing it. Wait for it, stop it, or give another --out."
+            ) from None
+        if not _is_open_as(handle, scratch / LOCK):
+            os.close(handle)
+            continue
+        if final.is_dir() and any(final.iterdir()):
+            _empty(scratch)
+            shutil.rmtree(scratch, ignore_errors=True)
+            os.close(handle)
+            raise OutputFolderError(f"{final}: another process has just written it. Give another --out.")
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        return handle
+
+
+def _is_open_as(handle: int, path: Path) -> bool:
+    """Say whether the open file still lies at ``path``."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _empty(scratch: Path) -> None:
+    """Remove everything but the lock."""
+    for path in scratch.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != LOCK:
+            path.unlink(missing_ok=True)

@@ -10,4 +10,5 @@ This room knows where the bytes of a tensor lie and nothing of what its name mea
 - ``fingerprint``: one notion of content hash for files and live tensors.
 - ``writer``: a new folder, whole or absent, ``CheckpointWriter``.
 - ``hub``: from a source in a pair file to a folder, ``resolve_source``.
+- ``remote``: a hub repository from its headers alone, ``open_source``.
 """

@@ -8,11 +8,12 @@ repository's own index lists. Pickled weights are never fetched.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from mergelab.checkpoints.headers import INDEX_NAME, SINGLE_NAME, declared_files
+from mergelab.checkpoints.headers import INDEX_NAME, SINGLE_NAME, TOWER_FOLDER, declared_files, keeps_tower_apart
 from mergelab.checkpoints.output_folder import check_free_space
 from mergelab.errors import DamagedFileError, MachineError, RecipeError
 
@@ -45,6 +46,15 @@ def resolve_source(
         MachineError: The snapshot is not complete on this machine and cannot be fetched: offline, no such
             repository or revision, no permission, no disk space, no safetensors weights in it.
     """
+    folder = local_folder(source, revision, relative_to) or complete_folder(source, revision)
+    if folder is not None:
+        return folder
+    refuse_offline(source, revision)
+    return download(source, revision, announce or (lambda message: None))
+
+
+def local_folder(source: str, revision: str | None, relative_to: Path | None) -> Path | None:
+    """Return the folder that ``source`` names, None for a hub id; errors as of ``resolve_source``."""
     path = (relative_to or Path()) / Path(source).expanduser()
     if path.is_dir():
         if revision is not None:
@@ -56,20 +66,69 @@ def resolve_source(
         raise DamagedFileError(
             f"{source}: no such folder ({path.absolute()}), and not a hub id (owner/name). Correct it."
         )
-    cached = cached_snapshot(source, revision)
-    missing = missing_files(cached) if cached else ["everything"]
-    if cached and not missing and any((cached / name).exists() for name in TOKENIZER_FILES):
-        return cached
+    return None
+
+
+def complete_folder(source: str, revision: str | None) -> Path | None:
+    """Return the cached snapshot of a repository if it is complete; offline one without tokenizer will do."""
     from huggingface_hub import is_offline_mode
 
-    if not is_offline_mode():
-        return download(source, revision, announce or (lambda message: None))
-    if cached and not missing:
-        return cached
-    raise MachineError(
-        f"{named(source, revision)}: not on this machine (missing: {', '.join(missing[:4])}), and "
-        "HF_HUB_OFFLINE is set. Unset it to download, copy the snapshot into the hub cache, or give a folder."
-    )
+    cached = cached_snapshot(source, revision)
+    if cached is None or missing_files(cached):
+        return None
+    places = (cached, cached / TOWER_FOLDER)
+    has_tokenizer = any((place / name).exists() for place in places for name in TOKENIZER_FILES)
+    return cached if has_tokenizer or is_offline_mode() else None
+
+
+def refuse_offline(source: str, revision: str | None) -> None:
+    """Raise MachineError if the network must not be used."""
+    from huggingface_hub import is_offline_mode
+
+    if is_offline_mode():
+        cached = cached_snapshot(source, revision)
+        missing = missing_files(cached) if cached else ["everything"]
+        raise MachineError(
+            f"{named(source, revision)}: not on this machine (missing: {', '.join(missing[:4])}), and "
+            "HF_HUB_OFFLINE is set. Unset it to download, copy the snapshot into the hub cache, or give a folder."
+        )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One commit of a repository: its small files are here, and what its weight files are called and how long."""
+
+    source: str
+    commit: str
+    folder: Path
+    sizes: Mapping[str, int]
+    """File name inside the repository -> bytes."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weight files that a merge needs."""
+        return sum(self.sizes.get(name, 0) for name in self.weights())
+
+    def name(self, path: Path) -> str:
+        """Return what a path inside ``folder`` is called in the repository."""
+        return path.relative_to(self.folder).as_posix()
+
+    def has(self, path: Path) -> bool:
+        """Say whether the repository has this file."""
+        return self.name(path) in self.sizes
+
+    def size(self, path: Path) -> int:
+        """Return the bytes of a file of the repository."""
+        return self.sizes[self.name(path)]
+
+    def weights(self) -> list[str]:
+        """Return the weight files that the repository declares; around a tower of its own, those of all folders."""
+        if not keeps_tower_apart(self.folder, self.has):
+            return list(declared_files(self.folder, [], self.has))
+        tower = declared_files(self.folder / TOWER_FOLDER, [], self.has)
+        around = [name for name in self.sizes if "/" in name and name.endswith(".safetensors")]
+        names = [f"{TOWER_FOLDER}/{name}" for name in tower]
+        return [*names, *(name for name in around if not name.startswith(f"{TOWER_FOLDER}/"))]
 
 
 def named(source: str, revision: str | None) -> str:
@@ -95,37 +154,52 @@ def cached_snapshot(source: str, revision: str | None) -> Path | None:
 def missing_files(folder: Path) -> list[str]:
     """Return which config or weight files a snapshot folder lacks."""
     problems: list[str] = []
-    names = ["config.json", *declared_files(folder, problems)]
+    inside = f"{TOWER_FOLDER}/" if keeps_tower_apart(folder) else ""
+    names = ["config.json", *(inside + name for name in declared_files(folder / inside, problems))]
     if problems:
-        names.append(SINGLE_NAME)
+        names.append(inside + SINGLE_NAME)
     return [name for name in names if not (folder / name).is_file()]
 
 
-def download(source: str, revision: str | None, announce: Callable[[str], None]) -> Path:
-    """Fetch the side files of a repository, then the weight files that it declares."""
+def fetch_side_files(source: str, revision: str | None) -> Snapshot:
+    """Fetch what a repository has beside its weights.
+
+    Raises:
+        MachineError: The hub does not give it, or it has no safetensors weights.
+    """
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.constants import HF_HUB_CACHE
 
     where = named(source, revision)
     with naming_hub_errors(where):
-        info = HfApi().model_info(source, revision=revision, files_metadata=True)
+        # By the name that was given, so that the cache remembers which commit it meant.
+        folder = Path(snapshot_download(source, revision=revision, allow_patterns=SIDE_FILES))
+        # The commit pins all later requests to one state of the repository.
+        info = HfApi().model_info(source, revision=folder.name, files_metadata=True)
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
-    if INDEX_NAME not in sizes and SINGLE_NAME not in sizes:
+    names = {place + name for place in ("", f"{TOWER_FOLDER}/") for name in (INDEX_NAME, SINGLE_NAME)}
+    if not names & sizes.keys():
         weights = [name for name in sizes if name.endswith((".bin", ".gguf", ".safetensors", ".pth"))]
         raise MachineError(
             f"{where}: expected {SINGLE_NAME} or {INDEX_NAME}, the repository has "
             f"{', '.join(weights[:3]) or 'no weights'}. Name a repository with safetensors weights."
         )
-    # The commit pins both steps to one state of the repository.
-    with naming_hub_errors(where):
-        folder = Path(snapshot_download(source, revision=info.sha, allow_patterns=SIDE_FILES))
-    wanted = [SINGLE_NAME] if INDEX_NAME not in sizes else list(declared_files(folder, []))
-    missing = [name for name in wanted if not (folder / name).exists()]
-    num_bytes = sum(sizes.get(name, 0) for name in missing)
+    return Snapshot(source, folder.name, folder, sizes)
+
+
+def download(source: str, revision: str | None, announce: Callable[[str], None]) -> Path:
+    """Fetch the side files of a repository, then the weight files that it declares."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    where = named(source, revision)
+    snapshot = fetch_side_files(source, revision)
+    wanted = snapshot.weights()
+    missing = [name for name in wanted if not (snapshot.folder / name).exists()]
+    num_bytes = sum(snapshot.sizes.get(name, 0) for name in missing)
     announce(f"{where}: downloading {len(missing)} weight files, {num_bytes / 1e9:.1f} GB")
     check_free_space(Path(HF_HUB_CACHE), num_bytes)
     with naming_hub_errors(where):
-        return Path(snapshot_download(source, revision=info.sha, allow_patterns=[*SIDE_FILES, *wanted]))
+        return Path(snapshot_download(source, revision=snapshot.commit, allow_patterns=[*SIDE_FILES, *wanted]))
 
 
 @contextmanager

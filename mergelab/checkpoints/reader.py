@@ -72,9 +72,9 @@ def read_entries(header: TensorHeader, start: int, stop: int) -> torch.Tensor:
     if header.view is not None:
         return read_boxes(header, header.view.pieces(start, stop), dtype)
     entry_bytes = DTYPE_BITS[header.dtype] // 8
-    buffer = bytearray((stop - start) * entry_bytes)
-    read_into(header, header.start + start * entry_bytes, memoryview(buffer))
-    return torch.frombuffer(buffer, dtype=dtype)
+    entries = torch.empty(stop - start, dtype=dtype)
+    read_into(header, header.start + start * entry_bytes, entries.view(torch.uint8).numpy().data)
+    return entries
 
 
 def read_boxes(header: TensorHeader, boxes: Iterable[Box], dtype: torch.dtype) -> torch.Tensor:
@@ -91,6 +91,9 @@ def read_boxes(header: TensorHeader, boxes: Iterable[Box], dtype: torch.dtype) -
 
 def read_into(header: TensorHeader, position: int, view: memoryview) -> None:
     """Fill ``view`` from byte ``position`` of the tensor's file."""
+    if header.fetch is not None:
+        view[:] = header.fetch(position, position + len(view))
+        return
     try:
         with header.path.open("rb", buffering=0) as file:
             file.seek(position)

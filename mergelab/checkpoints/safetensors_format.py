@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mergelab.strict_json import load_object, shown
 from mergelab.strides import View
 
 DTYPE_BITS = {
@@ -45,7 +46,18 @@ DTYPE_BITS = {
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the format's own reader."""
 
+MAX_NAME = 1000
+MAX_DIMENSIONS = 64
+"""numpy and torch handle no more."""
+
+LIMIT = 2**63
+"""No file is that long."""
+
 LFS_POINTER = b"version https://git-lfs"
+
+
+Fetch = Callable[[int, int], bytes]
+"""(start, stop) -> these bytes of a file."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,8 @@ class TensorHeader:
     end: int
     view: View | None = None
     """Of a part of the tensor at ``start``: which of its entries, and in which order. None: all of them."""
+    fetch: Fetch | None = field(default=None, compare=False, repr=False)
+    """Of a tensor whose file is not on this machine: gives bytes of the file."""
 
     @property
     def num_entries(self) -> int:
@@ -117,9 +131,9 @@ def parse_header(raw: bytes, path: Path, data_bytes: int) -> tuple[list[TensorHe
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         problems.append("__metadata__ must map strings to strings")
     for name, entry in entries.items():
-        problem = check_entry(entry)
+        problem = check_name(name) or check_entry(entry)
         if problem:
-            problems.append(f"{name}: {problem}")
+            problems.append(f"{shown(name)}: {problem}")
             continue
         start, end = entry["data_offsets"]
         tensors.append(TensorHeader(name, entry["dtype"], tuple(entry["shape"]), path, base + start, base + end))
@@ -129,28 +143,11 @@ def parse_header(raw: bytes, path: Path, data_bytes: int) -> tuple[list[TensorHe
     return tensors, problems
 
 
-def load_object(raw: bytes) -> dict[str, Any]:
-    """Decode one strict JSON object; a doubled key, bad UTF-8 or a lone surrogate is a ValueError."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(pairs)
-        if len(value) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} stands twice")
-        return value
-
-    try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, found {type(value).__name__}")
-    for name in value:
-        try:
-            name.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(f"key {name!r} is not valid Unicode") from error
-    return value
+def check_name(name: str) -> str:
+    """Return what is wrong with a tensor's name, or an empty string."""
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        return f"expected a tensor name of 1 to {MAX_NAME} printable characters"
+    return ""
 
 
 def check_entry(entry: Any) -> str:
@@ -159,14 +156,16 @@ def check_entry(entry: Any) -> str:
         return "expected exactly the keys dtype, shape, data_offsets"
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        return f"unknown dtype {dtype!r}"
-    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**63 for size in shape):
-        return f"shape {shape!r} is not a list of sizes"
+        return f"unknown dtype {shown(dtype)!r}"
+    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < LIMIT for size in shape):
+        return f"shape {shown(shape)} is not a list of sizes"
+    if len(shape) > MAX_DIMENSIONS:
+        return f"has {len(shape)} dimensions, at most {MAX_DIMENSIONS} can be read"
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
-        return f"data_offsets {offsets!r} are not two integers"
+        return f"data_offsets {shown(offsets)} are not two integers"
     start, end = offsets
-    if not 0 <= start <= end:
-        return f"data_offsets {offsets!r} are not a range"
+    if not 0 <= start <= end < LIMIT:
+        return f"data_offsets {shown(offsets)} are not a range"
     expected = tensor_bytes(dtype, shape)
     if end - start != expected:
         return f"{dtype} {tuple(shape)} needs {expected} bytes, data_offsets give {end - start}"

@@ -13,7 +13,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +25,11 @@ from mergelab.checkpoints.headers import INDEX_NAME, SINGLE_NAME, is_plain_name
 from mergelab.checkpoints.output_folder import check_free_space, check_output_folder
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.checkpoints.safetensors_format import DTYPE_BITS, encode_header, tensor_bytes
-from mergelab.errors import MachineError
+from mergelab.errors import DamagedFileError, MachineError
 from mergelab.strides import Box, View
+
+MANIFEST = "mergelab.json"
+"""What a merge says about itself, beside the weights."""
 
 SPARE_BYTES = 16 << 20
 """Room asked for beyond the tensors: headers, index, config, tokenizer."""
@@ -91,6 +94,8 @@ class CheckpointWriter:
         shard_bytes: Most tensor bytes per file.
         parts: Weights inside fused tensors that will be written by names of their own: name -> the tensor and which
             entries of it. A tensor with parts is written through them alone; together they must be all of it.
+        inside: Name of a folder inside ``final`` that gets the weights and the files beside them; "" is ``final``
+            itself.
 
     Raises:
         OutputFolderError: ``final`` holds something.
@@ -104,8 +109,10 @@ class CheckpointWriter:
         tensors: Sequence[TensorPlan],
         shard_bytes: int = 5_000_000_000,
         parts: Mapping[str, tuple[str, View]] | None = None,
+        inside: str = "",
     ) -> None:
         self.final = final.absolute()
+        self.inside = inside
         self.shards = plan_shards(tensors, shard_bytes)
         count = len(self.shards)
         self.names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
@@ -138,7 +145,9 @@ class CheckpointWriter:
     def __enter__(self) -> CheckpointWriter:
         check_output_folder(self.final)
         with self.naming_disk_errors(), ExitStack() as stack:
-            self.scratch = stack.enter_context(atomic.new_folder(self.final))
+            self.root = stack.enter_context(atomic.new_folder(self.final))
+            self.scratch = self.root / self.inside
+            self.scratch.mkdir(exist_ok=True)
             stack.callback(self.close)
             for number, shard in enumerate(self.shards):
                 self.open_shard(number, shard)
@@ -191,7 +200,7 @@ class CheckpointWriter:
             return
         covered = torch.frombuffer(read_at(handle, box.span * entry_bytes, position), dtype=flat.dtype)
         torch.as_strided(covered, box.sizes, box.strides).copy_(flat.view(box.sizes))
-        write_at(handle, covered.view(torch.uint8).numpy().data, position)
+        write_at(handle, covered.view(torch.uint8).numpy().data, position, finished=False)
 
     def add_file(self, name: str, content: bytes) -> None:
         """Add a file beside the weights (config, tokenizer, manifest)."""
@@ -202,13 +211,25 @@ class CheckpointWriter:
         """Copy a file beside the weights, byte for byte, following links."""
         target = self.new_path(path.name if name is None else name)
         with self.naming_disk_errors():
-            shutil.copyfile(path, target)
-            target.chmod(0o644)
-            handle = os.open(target, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            copy_synced(path, target)
+
+    def copy_repository(self, repository: Path) -> None:
+        """Copy what surrounds the folder that is written inside ``final``: all files and folders beside it.
+
+        Raises:
+            DamagedFileError: There is something else than files and folders, for example a link to a folder.
+            MachineError: The disk is too small for them.
+        """
+        if not self.inside:
+            raise ValueError("only a writer inside a larger folder has surroundings to copy")
+        files = surroundings(repository, self.inside)
+        # The shards were made at their full size, but take no room before they are written.
+        check_free_space(self.final, self.num_bytes + sum(path.stat().st_size for path in files) + SPARE_BYTES)
+        with self.naming_disk_errors():
+            for path in files:
+                target = self.root / path.relative_to(repository)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                copy_synced(path, target)
 
     def new_path(self, name: str) -> Path:
         """Return where a further file goes; weight files and doubled names are the caller's mistake."""
@@ -265,6 +286,7 @@ class CheckpointWriter:
         except OSError as error:
             if error.errno not in (
                 errno.ENOSPC,
+                errno.EFBIG,
                 errno.EDQUOT,
                 errno.EIO,
                 errno.EROFS,
@@ -275,6 +297,38 @@ class CheckpointWriter:
             raise MachineError(
                 f"{self.final}: cannot be written: {error.strerror}. Nothing was left; give another --out."
             ) from error
+
+
+def surroundings(repository: Path, inside: str) -> list[Path]:
+    """Return all files of a folder but those in its sub-folder ``inside`` and in hidden ones (.git), in order."""
+    files = []
+    odd = []
+    for folder, folders, names in os.walk(repository):
+        here = Path(folder)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if here == repository:
+            folders[:] = [name for name in folders if name != inside]
+            names = [name for name in names if name not in (atomic.LOCK, MANIFEST)]
+        odd += [here / name for name in folders if (here / name).is_symlink()]
+        odd += [here / name for name in names if not (here / name).is_file()]
+        files += [here / name for name in names]
+    if odd:
+        raise DamagedFileError(
+            f"{repository}: expected files and folders, found {', '.join(map(str, odd[:3]))}: links to folders, or "
+            "neither. Replace them by what they stand for."
+        )
+    return sorted(files)
+
+
+def copy_synced(path: Path, target: Path) -> None:
+    """Copy a file byte for byte, following links."""
+    shutil.copyfile(path, target)
+    target.chmod(0o644)
+    handle = os.open(target, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_at(handle: int, num_bytes: int, position: int) -> bytearray:
@@ -289,9 +343,17 @@ def read_at(handle: int, num_bytes: int, position: int) -> bytearray:
     return data
 
 
-def write_at(handle: int, data: memoryview, position: int) -> None:
-    """Write all of ``data`` at ``position``."""
+WRITE_BYTES = 1 << 19
+"""Bytes of one call. ext4 takes ten times as long for 2 MiB into a file that has its final size (measured)."""
+
+
+def write_at(handle: int, data: memoryview, position: int, finished: bool = True) -> None:
+    """Write all of ``data`` at ``position``; once ``finished``, let the disk begin: the final sync is short then."""
+    start = position
     while len(data):
-        # One call writes 2 GiB at most.
-        count = os.pwrite(handle, data, position)
+        count = os.pwrite(handle, data[:WRITE_BYTES], position)
         data, position = data[count:], position + count
+    if finished and hasattr(os, "posix_fadvise") and position > start:
+        # Dirty pages are not dropped by this but sent on their way. A file system that cannot has no need of it.
+        with suppress(OSError):
+            os.posix_fadvise(handle, start, position - start, os.POSIX_FADV_DONTNEED)

@@ -35,7 +35,7 @@ from mergelab.errors import MachineError, MergelabError
 INTERRUPTED = 130
 
 DISK_ERRORS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG),
     *(errno.ENOTDIR, errno.EEXIST, errno.EISDIR),
 )
 """What an output path meets: a full, read-only or broken disk, no permission, a file where a folder should be."""

@@ -25,12 +25,14 @@ PROJECTIONS = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down")
 @click.option(
     "--save-rule", type=click.Path(path_type=Path), metavar="FILE", help="Keep an inferred family as a new YAML file."
 )
+@click.option("--no-digest", is_flag=True, help="Compare headers alone; of models on the hub fetch no weights at all.")
 @json_option
-def check(accept_inferred: bool, save_rule: Path | None, as_json: bool, **pair: str | None) -> None:
+def check(accept_inferred: bool, save_rule: Path | None, no_digest: bool, as_json: bool, **pair: str | None) -> None:
     """Say whether the models of a pair fit each other, from headers and 64 sampled rows of some tensors.
 
     Shown are layouts, which tensors pair, differences of config and vocabulary, and whether the vlm's tower comes
     from base and ancestor. PAIR is a name (mergelab pairs) or the path of a pair file. Exit code 4: it does not fit.
+    Of models on the hub only small files, headers and the sampled rows are fetched.
     A vlm of no known family is mapped by inference; the report says how sure that is, and ends with the rule as YAML.
 
     \b
@@ -45,7 +47,7 @@ def check(accept_inferred: bool, save_rule: Path | None, as_json: bool, **pair: 
 
     chosen = choose_pair(**pair)
     try:
-        models = open_models(chosen, say, accept_inferred=accept_inferred)
+        models = open_models(chosen, say, accept_inferred=accept_inferred, headers_only=True)
     except PairingError as error:
         inferred = error.report.record() if isinstance(error, UncertainPairing) else None
         if as_json:
@@ -65,6 +67,11 @@ def check(accept_inferred: bool, save_rule: Path | None, as_json: bool, **pair: 
             say(f"--save-rule: nothing was inferred, so {save_rule} is not written.")
         else:
             keep_rule(save_rule, record["inferred"]["rule"])
+
+    if no_digest:
+        if as_json:
+            print_json({"pair": chosen.name, **record, "ancestry": None})
+        return
 
     from mergelab.cli.noise import silenced
 

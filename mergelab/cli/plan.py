@@ -30,7 +30,7 @@ def plan(accept_inferred: bool, device: str, as_json: bool, **recipe: Any) -> No
     from mergelab.sweeps.request import eval_request
 
     experiment = load_experiment(**recipe)
-    models = open_models(experiment.pair, say, accept_inferred=accept_inferred)
+    models = open_models(experiment.pair, say, accept_inferred=accept_inferred, headers_only=True)
     specs = expand(experiment.recipe, experiment.pair)
     sizes = task_sizes(eval_request(experiment.recipe, experiment.pair))
     lines = announcement(experiment.recipe.name, models, specs, sizes, likely_device(device))

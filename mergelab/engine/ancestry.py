@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,20 @@ def sampled_rows(header: TensorHeader) -> Block:
     else:
         starts = [round(step * (rows - STRETCH_ROWS) / (STRETCHES - 1)) for step in range(STRETCHES)]
         height = STRETCH_ROWS
-    blocks = [read_entries(header, start * width, (start + height) * width) for start in starts]
+    places = [start * width for start in starts]
+
+    def stretch(place: int) -> torch.Tensor:
+        return read_entries(header, place, place + height * width)
+
+    scattered = header.view is not None and not all(piece.is_run for piece in header.view.whole.pieces())
+    if scattered:  # every stretch of a transposed expert lies all over it
+        whole = read_entries(header, 0, header.num_entries)
+        blocks = [whole[place : place + height * width] for place in places]
+    elif header.fetch is None:
+        blocks = [stretch(place) for place in places]
+    else:  # the hub answers several requests in the time of one
+        with ThreadPoolExecutor(STRETCHES) as pool:
+            blocks = list(pool.map(stretch, places))
     return np.asarray(torch.cat(blocks).to(torch.float32).numpy())
 
 

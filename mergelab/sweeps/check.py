@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from mergelab.checkpoints.headers import TOWER_FOLDER
 from mergelab.sweeps.models import Models
 from mergelab.towers.config_differences import config_differences
 from mergelab.towers.token_differences import token_differences
@@ -36,7 +37,7 @@ def check_record(models: Models) -> dict[str, Any]:
         described[role] = {
             "folder": str(checkpoint.folder),
             "model_type": checkpoint.config.get("model_type"),
-            "layout": tower.layout,
+            "layout": f"{TOWER_FOLDER}/ {tower.layout}" if checkpoint.repository else tower.layout,
             "family": None if tower.family is None else tower.family.family,
             "checked": None if tower.family is None else tower.family.checked,
             "taken_apart": {
@@ -56,6 +57,11 @@ def check_record(models: Models) -> dict[str, Any]:
                 "explained": explained,
                 "missing": 0,
             }
+    apart = [
+        f"{role}: its tower is a checkpoint of its own, {checkpoint.folder}; what lies beside it is copied as files"
+        for role, checkpoint in models.checkpoints.items()
+        if checkpoint.repository
+    ]
     folders = {role: checkpoint.folder for role, checkpoint in models.checkpoints.items()}
     tokens = token_differences(folders["base"], folders["vlm"])
     configs = (pairing.towers[role].text_config for role in ("base", "vlm"))
@@ -70,6 +76,6 @@ def check_record(models: Models) -> dict[str, Any]:
         "config": config_differences(*configs),
         "rows": {name: dict(counts) for name, counts in pairing.vocabulary.items()},
         "tokens": None if tokens is None else asdict(tokens),
-        "notes": list(pairing.notes),
+        "notes": [*pairing.notes, *apart],
         "inferred": None if models.report is None else models.report.record(),
     }

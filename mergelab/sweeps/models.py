@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
 from mergelab.checkpoints.hub import resolve_source
+from mergelab.checkpoints.remote import open_source
 from mergelab.config.pair import AUTO, Pair
 from mergelab.errors import DamagedFileError, MergelabError, PairingError, problem_list
 from mergelab.sweeps.identity import MAPPING, hash_family
@@ -57,14 +58,18 @@ def open_models(
     say: Callable[[str], None] = lambda line: None,
     accept_unrelated: bool = False,
     accept_inferred: bool = False,
+    headers_only: bool = False,
 ) -> Models:
     """Open every model of a pair and pair their tensors.
+
+    Models on the hub are paired from their headers before any of their weights are fetched.
 
     Args:
         pair: The pair; a model is a folder or a hub id.
         say: Told what will be downloaded, with its size, before it is.
         accept_unrelated: Kept for whoever looks at the weights.
         accept_inferred: Go on although how the vlm's names map to base's was inferred with low confidence.
+        headers_only: Leave the weights of models on the hub there.
 
     Raises:
         MergelabError: A model is missing, damaged, or does not fit the others. Problems of several models of one
@@ -74,7 +79,7 @@ def open_models(
     problems: list[MergelabError] = []
     for role, source in pair.sources.items():
         try:
-            checkpoints[role] = open_checkpoint(resolve_source(source.location, source.revision, announce=say))
+            checkpoints[role] = open_source(source.location, source.revision, announce=say)
         except MergelabError as error:
             problems.append(error)
     if len(problems) == 1:
@@ -86,6 +91,11 @@ def open_models(
         if checkpoint.is_pickled:
             say(f"{name}: {checkpoint.shards[0].name} is pickled; it is read through torch's weights-only loading")
     models = pair_models(pair, checkpoints, accept_inferred)
+    if not headers_only and any(checkpoint.on_hub for checkpoint in checkpoints.values()):
+        for role, source in pair.sources.items():
+            if checkpoints[role].on_hub:
+                checkpoints[role] = open_checkpoint(resolve_source(source.location, source.revision, announce=say))
+        models = pair_models(pair, checkpoints, accept_inferred)
     if models.report is not None:
         say(
             f"vlm: of no known family; its names were mapped by inference, with {models.report.verdict} confidence "

@@ -6,13 +6,18 @@ append tokens, drop padding, or order added tokens differently.
 
 from __future__ import annotations
 
-import json
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from mergelab import strict_json
 from mergelab.errors import DamagedFileError, PairingError
+
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "added_tokens.json", "tokenizer_config.json")
 
 MIN_SHARED = 0.9
 """Tokenizers that share less than this of the smaller one's tokens are refused."""
@@ -44,11 +49,26 @@ def read_vocabulary(folder: Path) -> dict[str, int] | None:
     Read are ``tokenizer.json`` (BPE, WordPiece, WordLevel and Unigram models, and its added tokens) or,
     without it, ``vocab.json``; then ``added_tokens.json`` and the ``added_tokens_decoder`` of
     ``tokenizer_config.json`` for tokens that are not there yet. Of two strings for one row the added token
-    wins, as in the tokenizer itself. A sentencepiece ``tokenizer.model`` alone counts as no readable file.
+    wins, of two rows for one string the model's, as in the tokenizer itself. A sentencepiece ``tokenizer.model``
+    alone counts as no readable file. Rows that several tokens of the model claim are left out: which of them the
+    tokenizer means is not defined.
 
     Raises:
         DamagedFileError: A file is there but damaged.
     """
+    state = []
+    for path in (folder / name for name in VOCABULARY_FILES):
+        if path.is_file():
+            found = path.stat()
+            state.append((path.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino))
+        elif os.path.lexists(path):
+            raise damaged(path, "a folder, a link to nothing or another thing that is no file")
+    return parsed_vocabulary(folder, tuple(state))
+
+
+@lru_cache(maxsize=4)
+def parsed_vocabulary(folder: Path, state: tuple[tuple[Any, ...], ...]) -> dict[str, int] | None:
+    """Read the vocabulary anew unless the files are in the ``state`` they were in the last time."""
     fast, slow = folder / "tokenizer.json", folder / "vocab.json"
     if fast.is_file():
         vocabulary, added = read_fast(fast)
@@ -62,8 +82,15 @@ def read_vocabulary(folder: Path) -> dict[str, int] | None:
     settings = folder / "tokenizer_config.json"
     if settings.is_file():
         added = read_added_decoder(settings) | added
-    taken = set(added.values())
-    return {token: row for token, row in vocabulary.items() if row not in taken or token in added} | added
+    added = {token: vocabulary.get(token, row) for token, row in added.items()}
+    rows = set(vocabulary.values())
+    taken = rows.intersection(added.values())
+    if len(rows) == len(vocabulary) and all(
+        vocabulary.get(token) == row for token, row in added.items() if row in rows
+    ):
+        return vocabulary | added
+    claims = Counter(vocabulary.values())
+    return {token: row for token, row in vocabulary.items() if row not in taken and claims[row] < 2} | added
 
 
 def read_fast(path: Path) -> tuple[dict[str, int], dict[str, int]]:
@@ -79,35 +106,43 @@ def read_fast(path: Path) -> tuple[dict[str, int], dict[str, int]]:
     else:
         tokens = tokens_in(vocabulary, path)
     added = content.get("added_tokens") or []
-    if not isinstance(added, list) or not all(isinstance(entry, dict) for entry in added):
-        raise damaged(path, "added_tokens is not a list of objects")
+    if not isinstance(added, list) or not all(is_added(entry) for entry in added):
+        raise damaged(path, "added_tokens is not a list of objects with content")
     return tokens, tokens_in({entry.get("content"): entry.get("id") for entry in added}, path)
 
 
 def read_added_decoder(path: Path) -> dict[str, int]:
     """Return the tokens of ``added_tokens_decoder`` (row as text -> object with content)."""
     decoder = read_object(path).get("added_tokens_decoder") or {}
-    if not isinstance(decoder, dict) or not all(row.isdecimal() and isinstance(e, dict) for row, e in decoder.items()):
-        raise damaged(path, "added_tokens_decoder does not map rows to objects")
+    if not isinstance(decoder, dict) or not all(is_row(row) and is_added(e) for row, e in decoder.items()):
+        raise damaged(path, "added_tokens_decoder does not map rows to objects with content")
     return tokens_in({entry.get("content"): int(row) for row, entry in decoder.items()}, path)
+
+
+def is_added(entry: Any) -> bool:
+    """Say whether this describes an added token."""
+    return isinstance(entry, dict) and isinstance(entry.get("content"), str)
+
+
+def is_row(text: str) -> bool:
+    """Say whether this is a row number spelled as a key."""
+    return text.isascii() and text.isdecimal() and len(text) < 19
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        return strict_json.read_object(path)
+    except (OSError, ValueError) as error:
         raise damaged(path, f"not readable JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise damaged(path, "not a JSON object")
-    return content
 
 
 def tokens_in(value: Any, path: Path) -> dict[str, int]:
     """Check that ``value`` maps strings to row numbers."""
-    if not isinstance(value, dict) or not all(
-        isinstance(token, str) and type(row) is int and row >= 0 for token, row in value.items()
-    ):
+    # By sets of types, for vocabularies are long.
+    if not isinstance(value, dict) or {*map(type, value)} - {str} or {*map(type, value.values())} - {int}:
+        raise damaged(path, "does not map tokens to row numbers")
+    if min(value.values(), default=0) < 0:
         raise damaged(path, "does not map tokens to row numbers")
     return value
 

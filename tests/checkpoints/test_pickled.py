@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -14,10 +15,12 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from mergelab.checkpoints import pickled as pickled_module
 from mergelab.checkpoints.headers import open_checkpoint
+from mergelab.checkpoints.pickled import PLACE, load_without_data
 from mergelab.checkpoints.reader import read_tensor
 from mergelab.cli import main
-from mergelab.errors import DamagedFileError
+from mergelab.errors import DamagedFileError, MachineError
 from tests.builders import hand_made, text_tensors, tiny_llama, tiny_llava
 
 
@@ -124,6 +127,28 @@ def test_old_compressed_and_truncated_files_are_refused(tmp_path: Path) -> None:
     assert "compressed weights" in refusal(squeezed)
     os.truncate(folder / "pytorch_model.bin", 10000)
     assert "damaged or truncated" in refusal(folder)
+
+
+def test_this_torch_says_where_data_lies(tmp_path: Path) -> None:
+    """A new torch that fails here has renamed what mergelab.checkpoints.pickled reads; the versions named there end."""
+    folder = pickled(tmp_path / "p", {"a": torch.arange(3.0)})
+    tensor = load_without_data(folder / "pytorch_model.bin")["a"]
+    assert hasattr(tensor.untyped_storage(), PLACE), f"torch {torch.__version__} has no {PLACE}"
+    assert int(torch.__version__.split(".")[0]) == 2
+
+
+def test_torch_that_does_not_say_where_data_lies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pickled(tmp_path / "p", {"a": torch.ones(2)})
+    monkeypatch.setattr(pickled_module, "PLACE", "_renamed")
+    with pytest.raises(MachineError, match=rf"torch {re.escape(torch.__version__)} does not say.*convert it"):
+        open_checkpoint(folder)
+
+
+def test_place_that_the_archive_does_not_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pickled(tmp_path / "p", {"a": torch.ones(2), "b": torch.zeros(2)})
+    true = pickled_module.stored_records
+    monkeypatch.setattr(pickled_module, "stored_records", lambda path: {s + 8: e for s, e in true(path).items()})
+    assert "a: bytes" in refusal(folder) and "not in one record" in refusal(folder)
 
 
 def test_index_of_pickled_files_is_checked(tmp_path: Path) -> None:
