@@ -35,6 +35,8 @@ class Setting:
     model_type: str = ""
     """Of the causal LM, where the text config does not name it."""
     covers: str = ""
+    vlm_type: str = ""
+    """``model_type`` of the vlm."""
     base: Family | None = None
     """Base's, where it keeps fused tensors that the vlm has under the same names: they are made of the same parts."""
 
@@ -52,7 +54,10 @@ def family_of(inference: Inference, operations: Option, outside: Mapping[str, st
     document: dict[str, Any] = {
         "family": NAME,
         "covers": setting.covers,
-        "detect": {"keys_all": keys(inference, operations)},
+        "detect": {
+            "keys_all": keys(inference, operations),
+            **({"model_type": [setting.vlm_type]} if setting.vlm_type else {}),
+        },
         "roles": {role: list(patterns) for role, patterns in setting.roles.items()},
         "rename": [
             *([f"^{re.escape(stored)}$", name] for name, stored in outside.items() if stored != name),
