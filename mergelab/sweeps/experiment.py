@@ -181,7 +181,7 @@ def text_config(models: Models, jobs: Sequence[TensorJob]) -> PretrainedConfig:
     # The class is built without storage to compare shapes, yet a billion layers would take forever.
     if isinstance(config.num_hidden_layers, int) and config.num_hidden_layers > len(jobs):
         raise PairingError(
-            f"{folder / 'config.json'}: says {config.num_hidden_layers} layers, the tower has {len(jobs)} tensors in all. "
+            f"{folder / 'config.json'}: says {config.num_hidden_layers} layers, the tower has {len(jobs)} tensors. "
             "Fetch config.json and the weights from the same place again."
         )
     with naming_config_errors(folder):
