@@ -72,9 +72,9 @@ def read_entries(header: TensorHeader, start: int, stop: int) -> torch.Tensor:
     if header.view is not None:
         return read_boxes(header, header.view.pieces(start, stop), dtype)
     entry_bytes = DTYPE_BITS[header.dtype] // 8
-    buffer = bytearray((stop - start) * entry_bytes)
-    read_into(header, header.start + start * entry_bytes, memoryview(buffer))
-    return torch.frombuffer(buffer, dtype=dtype)
+    entries = torch.empty(stop - start, dtype=dtype)
+    read_into(header, header.start + start * entry_bytes, entries.view(torch.uint8).numpy().data)
+    return entries
 
 
 def read_boxes(header: TensorHeader, boxes: Iterable[Box], dtype: torch.dtype) -> torch.Tensor:

@@ -13,7 +13,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -200,7 +200,7 @@ class CheckpointWriter:
             return
         covered = torch.frombuffer(read_at(handle, box.span * entry_bytes, position), dtype=flat.dtype)
         torch.as_strided(covered, box.sizes, box.strides).copy_(flat.view(box.sizes))
-        write_at(handle, covered.view(torch.uint8).numpy().data, position)
+        write_at(handle, covered.view(torch.uint8).numpy().data, position, finished=False)
 
     def add_file(self, name: str, content: bytes) -> None:
         """Add a file beside the weights (config, tokenizer, manifest)."""
@@ -343,9 +343,17 @@ def read_at(handle: int, num_bytes: int, position: int) -> bytearray:
     return data
 
 
-def write_at(handle: int, data: memoryview, position: int) -> None:
-    """Write all of ``data`` at ``position``."""
+WRITE_BYTES = 1 << 19
+"""Bytes of one call. ext4 takes ten times as long for 2 MiB into a file that has its final size (measured)."""
+
+
+def write_at(handle: int, data: memoryview, position: int, finished: bool = True) -> None:
+    """Write all of ``data`` at ``position``; once ``finished``, let the disk begin: the final sync is short then."""
+    start = position
     while len(data):
-        # One call writes 2 GiB at most.
-        count = os.pwrite(handle, data, position)
+        count = os.pwrite(handle, data[:WRITE_BYTES], position)
         data, position = data[count:], position + count
+    if finished and hasattr(os, "posix_fadvise") and position > start:
+        # Dirty pages are not dropped by this but sent on their way. A file system that cannot has no need of it.
+        with suppress(OSError):
+            os.posix_fadvise(handle, start, position - start, os.POSIX_FADV_DONTNEED)

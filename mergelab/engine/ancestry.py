@@ -49,7 +49,11 @@ def sampled_rows(header: TensorHeader) -> Block:
     def stretch(place: int) -> torch.Tensor:
         return read_entries(header, place, place + height * width)
 
-    if header.fetch is None:
+    scattered = header.view is not None and not all(piece.is_run for piece in header.view.whole.pieces())
+    if scattered:  # every stretch of a transposed expert lies all over it
+        whole = read_entries(header, 0, header.num_entries)
+        blocks = [whole[place : place + height * width] for place in places]
+    elif header.fetch is None:
         blocks = [stretch(place) for place in places]
     else:  # the hub answers several requests in the time of one
         with ThreadPoolExecutor(STRETCHES) as pool:

@@ -49,6 +49,7 @@ def infer_family(checkpoints: Mapping[str, Checkpoint]) -> Inferred:
         roles=role_rules(inference, shapes, roles),
         text_config=text_section(vlm, inference, headers[EMBEDDING].shape[1]),
         model_type=causal_type(tower, vlm),
+        base=tower.family,
         covers=f"inferred for {vlm.config.get('model_type') or vlm.folder.name}",
     )
     operations, open_ends = Judge(models, inference, outside, setting).settle()

@@ -35,6 +35,8 @@ class Setting:
     model_type: str = ""
     """Of the causal LM, where the text config does not name it."""
     covers: str = ""
+    base: Family | None = None
+    """Base's, where it keeps fused tensors that the vlm has under the same names: they are made of the same parts."""
 
 
 def family_of(inference: Inference, operations: Option, outside: Mapping[str, str], setting: Setting) -> Family:
@@ -46,6 +48,7 @@ def family_of(inference: Inference, operations: Option, outside: Mapping[str, st
         outside: Canonical name -> stored name of what lies beside the layers.
         setting: The rest of the document.
     """
+    own = {} if setting.base is None else setting.base.model_dump(mode="json", exclude_defaults=True)
     document: dict[str, Any] = {
         "family": NAME,
         "covers": setting.covers,
@@ -56,8 +59,10 @@ def family_of(inference: Inference, operations: Option, outside: Mapping[str, st
             *stack_renames(inference.prefix),
             *leaf_renames(operations),
         ],
-        "split": [split_rule(operation) for operation in operations if operation.how in ("rows", "grouped")],
-        "experts": [expert_rule(operation) for operation in operations if operation.how in ("stacked", "transposed")],
+        "split": own.get("split", [])
+        + [split_rule(operation) for operation in operations if operation.how in ("rows", "grouped")],
+        "experts": own.get("experts", [])
+        + [expert_rule(operation) for operation in operations if operation.how in ("stacked", "transposed")],
         "text_config": [setting.text_config] if setting.text_config else [],
         "export": {"model_type": setting.model_type} if setting.model_type else {},
         "checked": "inferred",

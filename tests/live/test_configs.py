@@ -30,3 +30,12 @@ def test_registered_vlm_has_a_text_config_or_is_refused_by_name(tmp_path: Path, 
         else:
             with pytest.raises(PairingError, match=rf"tower of type {text.model_type} has no causal-LM class"):
                 tower_config(tmp_path, has_head=True)
+
+
+def test_molmo2_on_olmo3_sees_its_whole_context(tmp_path: Path) -> None:
+    """The plain class has windows in 3 of 4 layers, Molmo2 none; the tiny models are too short to show it."""
+    config = CONFIG_MAPPING["molmo2"](text_config={"norm_after": True, "qk_norm_type": "olmo"})
+    config.save_pretrained(tmp_path)
+    found = tower_config(tmp_path, has_head=True)
+    assert found.model_type == "olmo3"
+    assert found.sliding_window > found.max_position_embeddings == config.text_config.max_position_embeddings

@@ -295,6 +295,21 @@ def test_last_gain_without_a_word_is_told_by_its_numbers(tmp_path: Path, trained
         opened(tmp_path, base, vlm)
 
 
+@pytest.mark.parametrize("related", [True, False])
+def test_single_gain_of_its_shape_is_proven_layer_by_layer(tmp_path: Path, related: bool) -> None:
+    """Gains that resemble no layer of base more than another are told by their shape alone."""
+    base = filled(text_model() | {f"model.layers.{layer}.self_attn.q_norm.weight": (4,) for layer in range(4)})
+    truth = tuned(base)
+    if not related:
+        truth |= {n: 1 + 0.1 * t for n, t in filled({n: (4,) for n in base if "q_norm" in n}, seed=3).items()}
+    vlm = moved(truth, (r"self_attn\.q_norm", "att.gain"), *UNKNOWN_PREFIX)
+    if related:
+        check_pairs_truly(opened(tmp_path, base, vlm), truth)
+        return
+    with pytest.raises(UncertainPairing, match=r"att\.gain: that it is self_attn\.q_norm is told by its shape alone"):
+        opened(tmp_path, base, vlm)
+
+
 REFUSED = {"phi4 multimodal": "LoRA adapters", "stacked experts, interleaved": "no stack of layers holds half"}
 """Needs a family file: adapters, and biases of experts that are stacked."""
 
