@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from mergelab.errors import DamagedFileError, PairingError
+from mergelab.errors import DamagedFileError, MergelabError, PairingError
+from mergelab.strict_json import shown
 from mergelab.towers.detection import family_of_type
 from mergelab.towers.rules import Family
 from mergelab.towers.text_config import derived_config, nested_config
@@ -50,6 +53,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+@contextmanager
+def naming_config_errors(folder: Path) -> Iterator[None]:
+    """Turn whatever transformers raises for a config it cannot use into a DamagedFileError that names the file."""
+    try:
+        yield
+    except (MergelabError, MemoryError):
+        raise
+    except Exception as error:  # its checks raise many kinds, some of their own
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise DamagedFileError(
+            f"{folder / 'config.json'}: transformers cannot use it: {shown(' '.join(lines[:2]))} Fetch the file again."
+        ) from error
+
+
 def has_vlm_class(folder: Path, family: Family | None = None) -> bool:
     """Return True if transformers has a class that loads the whole vlm.
 
@@ -74,8 +91,14 @@ def tower_config(folder: Path, has_head: bool, family: Family | None = None) -> 
 
     Raises:
         PairingError: No causal-LM class is known for this kind of tower.
+        DamagedFileError: The config says what transformers cannot use.
     """
     raw = read_config(folder)
+    with naming_config_errors(folder):
+        return _tower_config(folder, raw, has_head, family)
+
+
+def _tower_config(folder: Path, raw: dict[str, Any], has_head: bool, family: Family | None) -> PretrainedConfig:
     model_type = str(raw.get("model_type", ""))
     derived = derived_config(raw, family or family_of_type(model_type))
     if derived is None and model_type not in CONFIG_MAPPING:

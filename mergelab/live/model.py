@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PretrainedConfig,
@@ -19,6 +20,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from mergelab.errors import DamagedFileError, PairingError
+from mergelab.live.configs import naming_config_errors
 from mergelab.towers.generic import REPAIRS
 from mergelab.towers.layouts import locate_tower
 from mergelab.towers.parts import find_parts
@@ -221,6 +223,8 @@ def _load(
             trust_remote_code=False,
         )
 
+    with naming_config_errors(folder):
+        AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with quiet_transformers():
         model, info = _with_attention(build)
     problems = [

@@ -26,7 +26,7 @@ from mergelab.engine.outlets import check_outlets
 from mergelab.engine.plan import TensorJob, plan_jobs
 from mergelab.errors import DamagedFileError, PairingError, RecipeError
 from mergelab.evals.suite import EvalSuite, load_suite
-from mergelab.live.configs import tower_config
+from mergelab.live.configs import naming_config_errors, tower_config
 from mergelab.live.model import tower_shapes
 from mergelab.sinks.prompts import Prompts, load_prompts
 from mergelab.sweeps.grid import expand
@@ -148,10 +148,19 @@ def text_config(models: Models, jobs: Sequence[TensorJob]) -> PretrainedConfig:
 
     Raises:
         PairingError: It does not describe them.
+        DamagedFileError: transformers cannot use it.
     """
-    tower = models.pairing.towers["vlm"]
-    config = tower_config(models.checkpoints["vlm"].folder, tower.has_head, tower.family)
-    check_outlets(jobs, tower_shapes(config), " ".join(config.architectures or []))
+    tower, folder = models.pairing.towers["vlm"], models.checkpoints["vlm"].folder
+    config = tower_config(folder, tower.has_head, tower.family)
+    # The class is built without storage to compare shapes, yet a billion layers would take forever.
+    if isinstance(config.num_hidden_layers, int) and config.num_hidden_layers > len(jobs):
+        raise PairingError(
+            f"{folder / 'config.json'}: says {config.num_hidden_layers} layers, the tower has {len(jobs)} tensors. "
+            "Fetch config.json and the weights from the same place again."
+        )
+    with naming_config_errors(folder):
+        shapes = tower_shapes(config)
+    check_outlets(jobs, shapes, " ".join(config.architectures or []))
     return config
 
 
