@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -46,9 +47,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # a client that has read enough leaves
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
     def do_HEAD(self) -> None:
         self.do_GET()
