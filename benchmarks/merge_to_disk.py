@@ -5,6 +5,7 @@ shapes (seeded noise; base and vlm are the ancestor moved a little). Times are o
 arithmetic, writing, and for mergelab the fsync that mergekit leaves out. mergekit computes in float32 (``dtype:
 float32, out_dtype: bfloat16``) unless ``--mergekit-dtype bfloat16``, its default. The hashes of the inputs, which go
 into mergelab's manifest, are remembered between its runs; the line above the table says what the first one took.
+Peak memory is the kernel's figure of resident memory; it counts pages of files that a program maps, as mergekit does.
 
     python benchmarks/merge_to_disk.py --scratch /tmp/bench                    # on disk, 12 GB
     python benchmarks/merge_to_disk.py --scratch /dev/shm/bench                # on a memory file system
@@ -74,13 +75,15 @@ def main() -> None:
     print(f"mergelab's first {arguments.methods[0]}, with the hashes of its inputs: {first.seconds:.1f} s\n")
     print("| merge to disk | wall s, mergekit | mergelab | ratio | CPU s, mergekit | mergelab | ratio | ", end="")
     print(f"peak MB, mergekit | mergelab | ratio |\n|{'---|' * 10}", flush=True)
+    apart = []
     for method in arguments.methods:
         commands = {"mergelab": our_command(trio, method)}
         if not arguments.only_ours:
             commands["mergekit"] = their_command(trio, method, arguments.mergekit_dtype)
         show_method(method, in_turn(trio, commands, arguments.repeats or REPEATS[method]))
-    if not arguments.only_ours and arguments.mergekit_dtype == "float32":
-        compare(trio)
+        if len(commands) == 2 and arguments.mergekit_dtype == "float32" and "drop_rate" not in METHODS[method]:
+            apart.append(f"{method}: {compare(trio)}")
+    print("", *apart, sep="\n")
 
 
 def shapes(width: int, num_layers: int) -> dict[str, tuple[int, ...]]:
@@ -210,16 +213,17 @@ def show_depths(trios: dict[int, Path], methods: Sequence[str]) -> None:
         print(f"| {method} | {' | '.join(peaks)} |", flush=True)
 
 
-def compare(trio: Path) -> None:
-    """Say how many bytes of the last two results differ: they hold the same tensors, in files of their own layout."""
+def compare(trio: Path) -> str:
+    """Say in how many entries the last two results differ: the same tensors, in files of their own layout."""
     program = (
-        "import sys, torch; from safetensors import safe_open\n"
+        "import sys; from safetensors import safe_open\n"
         "one, two = (safe_open(f'{folder}/model.safetensors', 'pt') for folder in sys.argv[1:])\n"
         "names = sorted(one.keys()); assert names == sorted(two.keys())\n"
         "apart = sum(int((one.get_tensor(n) != two.get_tensor(n)).sum()) for n in names)\n"
-        "print(f'entries that differ: {apart} of {sum(one.get_tensor(n).numel() for n in names)}')\n"
+        "print(f'{apart} of {sum(one.get_tensor(n).numel() for n in names)} entries differ')\n"
     )
-    subprocess.run([sys.executable, "-c", program, str(trio / "by-mergelab"), str(trio / "by-mergekit")], check=False)
+    command = [sys.executable, "-c", program, str(trio / "by-mergelab"), str(trio / "by-mergekit")]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -61,8 +61,7 @@ def agreeing_mean(kept: Sequence[Tensor], weights: Sequence[float], elect: str, 
             shares.add_(agrees.to(torch.float32), alpha=weight if divisor == "weights" else 1.0)
     if divisor == "none":
         return total
-    divides = differs(shares, torch.zeros_like(shares))
-    return masked(total.div_(shares), divides)
+    return masked(total.div_(shares), differs(shares, 0))
 
 
 def elected_balance(kept: Sequence[Tensor], weights: Sequence[float], elect: str) -> int:

@@ -18,8 +18,8 @@ NEGATIVE_ZERO = -(2**31)
 """The bits of -0.0 as an int32: the smallest there is."""
 
 
-def differs(one: Tensor, other: Tensor) -> Tensor:
-    """Return one != other, entry by entry: bool, the shape of both. 0.0 and -0.0 are equal."""
+def differs(one: Tensor, other: Tensor | float) -> Tensor:
+    """Return one != other, entry by entry: bool, the shape of one. 0.0 and -0.0 are equal."""
     return _compared(np.not_equal, one, other) if _on_cpu(one) else one != other
 
 

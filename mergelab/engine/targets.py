@@ -16,6 +16,14 @@ from mergelab.errors import PairingError
 from mergelab.towers.layouts import repaired
 
 
+def holds(live: torch.dtype, written: torch.dtype) -> bool:
+    """Say whether a live tensor holds exactly what a file of another dtype does.
+
+    transformers keeps routers of experts in float32 whatever dtype the model has.
+    """
+    return live == written or (live == torch.float32 and written in (torch.bfloat16, torch.float16))
+
+
 class Target(Protocol):
     """Takes the blocks of every job, in any order within a tensor."""
 
@@ -48,7 +56,7 @@ class LiveTarget:
             dtypes = {self.tensors[outlet.name].dtype for outlet in found}
             if not found and live is None:
                 problems.append(f"{name}: not in the live model")
-            elif dtypes != {torch_dtype(job.dtype)}:
+            elif not all(holds(dtype, torch_dtype(job.dtype)) for dtype in dtypes):
                 has = f"{tuple(live.shape)} {live.dtype}" if live is not None else ", ".join(map(str, dtypes))
                 problems.append(f"{name}: {tuple(job.tensor.shape)} {job.dtype} to write, live {has}")
         problems += [f"{name}: live, but nothing would write it" for name in self.tensors if name not in expected]
@@ -58,6 +66,16 @@ class LiveTarget:
                 f"live model: {len(problems)} tensors do not fit the merge.\n{shown}\n"
                 "Tensors of several dtypes in one vlm need an explicit output_dtype in the recipe."
             )
+
+    def hash(self, jobs: Sequence[TensorJob]) -> str:
+        """Return the content hash of the live weights in the dtypes in which the jobs write them."""
+        written = {outlet.name: torch_dtype(job.dtype) for job in jobs for outlet in outlets(job, self.shapes)}
+        return hash_live(
+            {
+                name: tensor.to(written[name]) if holds(tensor.dtype, written.get(name, tensor.dtype)) else tensor
+                for name, tensor in self.tensors.items()
+            }
+        )
 
     def write(self, job: TensorJob, start: int, block: torch.Tensor) -> None:
         """Copy the block into the live storage."""

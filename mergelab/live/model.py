@@ -199,11 +199,20 @@ def tower_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 
     No weight is allocated. A tied head is left out.
     """
+    return {name: tuple(tensor.shape) for name, tensor in tower_outline(config).items()}
+
+
+def tower_outline(config: PretrainedConfig, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """Return every weight of a tower's text model without storage, in the dtype that it has in a model of ``dtype``."""
+
+    def build(attention: str) -> Any:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+
     with torch.device("meta"):
-        text = _with_attention(lambda name: AutoModelForCausalLM.from_config(config, attn_implementation=name))
+        text = _with_attention(build)
     if config.tie_word_embeddings:
         text.tie_weights()
-    return {name: tuple(tensor.shape) for name, tensor in LiveModel(text).tensors().items()}
+    return LiveModel(text).tensors()
 
 
 def _load(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -24,10 +25,11 @@ from mergelab.engine.ancestry import ancestry_summary, check_related
 from mergelab.engine.checks import check_equal_tensors, check_same_rows
 from mergelab.engine.outlets import check_outlets
 from mergelab.engine.plan import TensorJob, plan_jobs
+from mergelab.engine.targets import LiveTarget
 from mergelab.errors import DamagedFileError, PairingError, RecipeError
 from mergelab.evals.suite import EvalSuite, load_suite
 from mergelab.live.configs import tower_config
-from mergelab.live.model import tower_shapes
+from mergelab.live.model import tower_outline, tower_shapes
 from mergelab.sinks.prompts import Prompts, load_prompts
 from mergelab.sweeps.grid import expand
 from mergelab.sweeps.identity import hash_json
@@ -133,8 +135,8 @@ def check_models(recipe: Recipe, models: Models) -> tuple[tuple[TensorJob, ...],
     check_equal_tensors(models.pairing, models.checkpoints)
     digest = check_related(models.pairing, models.checkpoints, models.accept_unrelated)
     jobs = tuple(plan_jobs(models.pairing, models.checkpoints, recipe.output_dtype))
-    live_dtype(jobs)
     config = text_config(models, jobs)
+    check_live_dtypes(jobs, config)
     if recipe.sink.last_layers != "auto" and recipe.sink.last_layers > config.num_hidden_layers:
         raise RecipeError(
             f"sink.last_layers: expected 1 to {config.num_hidden_layers}, the layers of the tower, "
@@ -155,19 +157,25 @@ def text_config(models: Models, jobs: Sequence[TensorJob]) -> PretrainedConfig:
     return config
 
 
-def live_dtype(jobs: tuple[TensorJob, ...]) -> torch.dtype:
-    """Return the one dtype of the tower's tensors.
+def live_dtype(jobs: Sequence[TensorJob]) -> torch.dtype:
+    """Return the dtype of most of the tower's entries, which is that of the live model."""
+    entries: Counter[str] = Counter()
+    for job in jobs:
+        entries[job.dtype] += job.num_entries
+    return torch_dtype(entries.most_common(1)[0][0])
+
+
+def check_live_dtypes(jobs: Sequence[TensorJob], config: PretrainedConfig) -> None:
+    """Refuse a tower with a tensor of another dtype than most, unless its class keeps that one in this dtype.
 
     Raises:
-        PairingError: They have several; the live model would not hold the values that a file holds.
+        PairingError: The live model would not hold the values that a file holds.
     """
-    dtypes = sorted({job.dtype for job in jobs})
-    if len(dtypes) > 1:
-        raise PairingError(
-            f"vlm: its tower has tensors of {', '.join(dtypes)}, and a live model has one dtype. "
-            "Set output_dtype in the recipe."
-        )
-    return torch_dtype(dtypes[0])
+    if len({job.dtype for job in jobs}) > 1:
+        try:
+            LiveTarget(tower_outline(config, live_dtype(jobs))).check(list(jobs))
+        except PairingError as error:
+            raise PairingError(f"vlm: its tower has tensors of several dtypes. {error}") from error
 
 
 def load_generation_config(folder: Path) -> GenerationConfig | None:

@@ -19,6 +19,7 @@ from mergelab import records
 from mergelab.engine.deltas import UnscaledDeltas
 from mergelab.engine.export import Export, export_vlm
 from mergelab.engine.inputs import Inputs
+from mergelab.engine.plan import plan_jobs
 from mergelab.engine.stream import stream
 from mergelab.engine.targets import LiveTarget, hash_live
 from mergelab.errors import DamagedFileError, MergelabError
@@ -104,7 +105,7 @@ class Worker:
         graded = [task for task in self._tasks(point) if task.name in due and task.name not in cached]
         for task in graded:
             fresh[task.name] = self._grade(point, live, task)
-        if graded and hash_live(live.tensors()) != weights:
+        if graded and self._hash(point, live) != weights:
             for task in graded:
                 records.remove_task(self.folder, point.point_id, task.name)
             raise MergelabError(
@@ -191,13 +192,22 @@ class Worker:
         self.report(point, "weights", 0.0)
         if point.operation is None:
             live = self._parent(point)
-            return live, hash_live(live.tensors())
+            return live, self._hash(point, live)
         if self._tower is None:
             gc.collect()
             self._tower = load_tower(self.prepared, self.prepared.dtype)
         live = self._tower
         weights = self._merge(point, live, record)
         return live, weights
+
+    def _hash(self, point: Point, live: LiveModel) -> str:
+        """Return the hash of a point's live weights, in the dtypes that a checkpoint of it has."""
+        if point.spec.role in ("base", "ancestor"):
+            return hash_live(live.tensors())
+        models, jobs = self.prepared.models, self.prepared.jobs
+        if point.operation is None:
+            jobs = tuple(plan_jobs(models.pairing, models.checkpoints))
+        return LiveTarget(live.tensors()).hash(jobs)
 
     def _parent(self, point: Point) -> LiveModel:
         if point.spec.role != "vlm":
@@ -224,7 +234,7 @@ class Worker:
             self.deltas,
         )
         seconds = time.perf_counter() - started
-        weights = hash_live(live.tensors())
+        weights = self._hash(point, live)
         if not record:
             self._check_same_weights(point, weights)
             return weights

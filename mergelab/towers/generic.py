@@ -50,6 +50,7 @@ TOWER_LEAF = re.compile(
     r"|(?:norm|final_layernorm|embedding_norm)\.(?:weight|bias)"
     r"|rotary_emb\.\w+"
     r"|(?:embed_tokens_per_layer|per_layer_model_projection|per_layer_projection_norm)\.weight"
+    r"|altup_(?:unembed_)?projections\.\d+\.weight"
 )
 """What may follow a tower prefix; it keeps `model.visual.`, `model.mm_projector.` and the like out."""
 

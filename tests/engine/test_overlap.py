@@ -193,6 +193,22 @@ def test_torch_has_its_threads_back(trio: Trio) -> None:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties", "dare_linear"])
+def test_a_gpu_gives_the_same_bytes_on_disk_and_live(trio: Trio, tmp_path: Path, method: str) -> None:
+    what = operation(method, {}, "ancestor")
+    for device in ("cpu", "cuda"):
+        export_vlm(
+            Export(trio.jobs, what, Inputs(trio.checkpoints, device=device), trio.pairing), tmp_path / device, {}
+        )
+    name = "model.safetensors"
+    assert (tmp_path / "cpu" / name).read_bytes() == (tmp_path / "cuda" / name).read_bytes()
+    on_cpu, on_gpu = trio.live(), {key: tensor.cuda() for key, tensor in trio.live().items()}
+    stream(trio.jobs, what, Inputs(trio.checkpoints), LiveTarget(on_cpu))
+    stream(trio.jobs, what, Inputs(trio.checkpoints, device="cuda"), LiveTarget(on_gpu))
+    assert hash_live(on_cpu) == hash_live(on_gpu)
+
+
 DIES = """
 import os, signal, sys
 from pathlib import Path

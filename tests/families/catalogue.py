@@ -368,4 +368,23 @@ FAMILIES: tuple[Family, ...] = (
         layouts=ONE,
     ),
     Family("gemma3_text", GEMMA3, None, {}, layouts=ONE),
+    Family(
+        "gemma3n_text",
+        text(
+            "gemma3n_text",
+            head_dim=8,
+            tie_word_embeddings=True,
+            intermediate_size=[24, 24],
+            layer_types=["sliding_attention", "full_attention"],
+            sliding_window=8,
+            hidden_size_per_layer_input=4,
+            vocab_size_per_layer_input=32,
+            laurel_rank=4,
+            num_kv_shared_layers=0,
+            activation_sparsity_pattern=[0.0, 0.0],
+        ),
+        None,
+        {},
+        layouts=ONE,
+    ),
 )
