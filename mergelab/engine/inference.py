@@ -30,7 +30,8 @@ from mergelab.towers.inference import HEAD_WORDS, Inference
 from mergelab.towers.inferred_rule import Setting, family_of
 from mergelab.towers.kinds import module_kind
 from mergelab.towers.layouts import HEAD, Tower, locate_tower
-from mergelab.towers.matching import Choice, Module, Operation, Option
+from mergelab.towers.matching import Choice
+from mergelab.towers.modules import Module, Operation, Option
 from mergelab.towers.parts import EMBEDDING
 from mergelab.towers.stacks import BASE_STACK
 

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from mergelab.towers.inference import Inference
-from mergelab.towers.matching import KINDS, Module, Operation, Option
+from mergelab.towers.modules import KINDS, Module, Operation, Option
 from mergelab.towers.rules import Family, parse_family
 from mergelab.towers.stacks import BASE_STACK, template
 
