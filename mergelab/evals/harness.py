@@ -184,6 +184,19 @@ def _ending(answer: Sequence[int], end_ids: set[int], stopped_at: int | None) ->
     return Generation(min(places), True) if places else Generation(len(answer), False)
 
 
+def image_token_id(model: PreTrainedModel) -> int:
+    """Return the token that stands for a picture in prompts.
+
+    Raises:
+        RecipeError: The model's config names none.
+    """
+    for name in ("image_token_id", "image_token_index"):
+        found = getattr(model.config, name, None)
+        if found is not None:
+            return int(found)
+    raise RecipeError(f"{type(model).__name__}: its config names no image token; it cannot be shown pictures.")
+
+
 class PictureHarness(TextHarness):
     """``TextHarness`` over a vision-language model, for tasks whose documents carry pixels.
 
@@ -195,7 +208,7 @@ class PictureHarness(TextHarness):
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Answer picture requests: sorted by length, left-padded, in batches of the fixed size."""
-        encoded = [self._encode(request.args[0], len(request.args[2]["visual"])) for request in requests]
+        encoded = [self._encode_prompt(request) for request in requests]
         order = sorted(range(len(requests)), key=lambda number: (-len(encoded[number]), number))
         texts: dict[int, str] = {}
         generations: dict[int, Generation] = {}
@@ -204,9 +217,9 @@ class PictureHarness(TextHarness):
             batch = order[start : start + self.batch_size]
             settings = requests[batch[0]].args[1]
             stop = handle_stop_sequences(list(settings["until"]), eos=self.tok_decode([self.eot_token_id], False))
-            ids, mask = self._pad([encoded[number] for number in batch])
-            pixels = [picture for number in batch for picture in requests[number].args[2]["visual"]]
-            sequences, ended = self.decode(ids, mask, settings["max_gen_toks"], stop, pixel_values=self._pixels(pixels))
+            inputs = self._inputs([requests[number] for number in batch], [encoded[number] for number in batch])
+            ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask")
+            sequences, ended = self.decode(ids, mask, settings["max_gen_toks"], stop, **inputs)
             for number, row, generation in zip(batch, sequences[:, ids.shape[1] :].tolist(), ended, strict=True):
                 texts[number] = postprocess_generated_text(self.tok_decode(row), stop, None)
                 generations[number] = generation
@@ -214,16 +227,11 @@ class PictureHarness(TextHarness):
         self.generations.extend(generations[number] for number in range(len(requests)))
         return [texts[number] for number in range(len(requests))]
 
-    def _encode(self, prompt: str, num_pictures: int) -> list[int]:
+    def _encode_prompt(self, request: Any) -> list[int]:
         """Return prompt ids with one image token a picture feature."""
+        prompt, num_pictures = request.args[0], len(request.args[2]["visual"])
         config = self.model.config
-        image_id = getattr(config, "image_token_id", None)
-        if image_id is None:
-            image_id = getattr(config, "image_token_index", None)
-        if image_id is None:
-            raise RecipeError(
-                f"{type(self.model).__name__}: its config names no image token; it cannot be shown pictures."
-            )
+        image_id = image_token_id(self.model)
         ids = self.tok_encode(prompt)
         features = getattr(config, "image_seq_length", 1)
         found = ids.count(image_id)
@@ -235,6 +243,12 @@ class PictureHarness(TextHarness):
                 f"{num_pictures} pictures, found {found}. The tokenizer and the model do not belong together."
             )
         return [token for one in ids for token in ([one] * features if one == image_id else [one])]
+
+    def _inputs(self, requests: Sequence[Any], encoded: list[list[int]]) -> dict[str, torch.Tensor]:
+        """Return what the model is given for a batch: ``input_ids``, ``attention_mask`` and the pictures."""
+        ids, mask = self._pad(encoded)
+        pixels = [picture for request in requests for picture in request.args[2]["visual"]]
+        return {"input_ids": ids, "attention_mask": mask, "pixel_values": self._pixels(pixels)}
 
     def _pad(self, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and mask of the rows, padded on the left, on the model's device."""

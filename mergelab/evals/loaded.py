@@ -24,6 +24,7 @@ SEEDS = {
 
 _LIBRARIES = ("lm_eval", "transformers", "torch", "tokenizers", "datasets")
 _CHECKERS = ("nltk", "langdetect")
+_READERS = ("pillow",)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class LoadedTask:
             JSON-able.
         max_gen_toks: New tokens; None for log-likelihood tasks.
         parts: The task objects (one, or the members of a family).
+        needs_processor: Whether its pictures go through the vlm's own processor.
     """
 
     name: str
@@ -61,6 +63,7 @@ class LoadedTask:
     stage: dict[str, Any]
     max_gen_toks: int | None
     parts: tuple[Part, ...] = field(repr=False, compare=False)
+    needs_processor: bool = False
 
 
 def draw_documents(task: str, total: int, limit: int | None, seed: int) -> tuple[int, ...] | None:
@@ -93,7 +96,10 @@ def ready_task(
         "seeds": SEEDS,
         "strict_key": entry.strict,
         "flexible_key": entry.flexible,
-        "versions": {library: version(library) for library in _LIBRARIES + _CHECKERS * entry.punkt},
+        "versions": {
+            library: version(library)
+            for library in _LIBRARIES + _CHECKERS * entry.punkt + _READERS * bool(entry.pictures)
+        },
     }
     return LoadedTask(
         name=entry.name,
@@ -105,6 +111,7 @@ def ready_task(
         stage=stage,
         max_gen_toks=first.task.config.generation_kwargs["max_gen_toks"] if first.is_generative else None,
         parts=parts,
+        needs_processor=bool(entry.pictures),
     )
 
 

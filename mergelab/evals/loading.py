@@ -12,16 +12,19 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mergelab.errors import MachineError, RecipeError
-from mergelab.evals.documents import Document, read_splits
+from mergelab.evals.documents import Document
+from mergelab.evals.families import Local, graded_split, local_splits, read_local
+from mergelab.evals.guessing import METRICS, tell_guesses
 from mergelab.evals.options import gpqa_documents
+from mergelab.evals.pictures import Picture, attach, check_shown, read_pictures
 from mergelab.evals.quiet import quiet_harness, replaced
-from mergelab.evals.resources import prepare_ifeval
+from mergelab.evals.resources import check_vision, prepare_ifeval
 from mergelab.evals.tasks import TaskEntry, task_path
 
 _HUB_ERRORS = (OSError, ValueError, RuntimeError)
@@ -80,9 +83,12 @@ def load_subtasks(
     """
     if entry.punkt:
         prepare_ifeval()
+    if entry.pictures:
+        check_vision()
     with quiet_harness():
         definitions = _definitions(entry)
-    built = [_load(entry, path, config, data, shots, max_gen_toks, notify) for path, config in definitions]
+    local = None if data is None else read_local(entry, data, [config for _, config in definitions])
+    built = [_load(entry, path, config, local, shots, max_gen_toks, notify) for path, config in definitions]
     subtasks = [subtask for subtask in built if subtask is not None]
     if not subtasks:
         raise RecipeError(f"task {entry.name}: no document at {data} has a {entry.subject} that the task knows.")
@@ -96,7 +102,7 @@ def _definitions(entry: TaskEntry) -> list[tuple[Path, dict[str, Any]]]:
     path = task_path(entry)
     if not entry.group:
         return [(path, load_yaml(path))]
-    members = sorted(file for file in path.glob(f"{entry.name}_*.yaml"))
+    members = sorted(file for file in path.glob(entry.members or f"{entry.name}_*.yaml"))
     return [(file, load_yaml(file)) for file in members]
 
 
@@ -104,7 +110,7 @@ def _load(
     entry: TaskEntry,
     path: Path,
     definition: Mapping[str, Any],
-    data: Path | None,
+    local: Local | None,
     shots: int | None,
     max_gen_toks: int | None,
     notify: Callable[[str], None],
@@ -113,18 +119,24 @@ def _load(
     config = copy.deepcopy({k: v for k, v in definition.items() if k not in ("tag", "group", "task_list")})
     if entry.shuffled:
         config["process_docs"] = gpqa_documents
+    if entry.guesses:
+        config["process_results"] = tell_guesses(config["process_results"])
+        config["metric_list"] = [*config["metric_list"], *METRICS]
     config["num_fewshot"] = shots if shots is not None else config.get("num_fewshot") or 0
     _set_budget(entry, config, max_gen_toks)
-    if data is not None:
-        splits = _local_splits(entry, config, data)
-        if not splits[_graded_split(config)]:
+    pictures: dict[str, Picture] = {}
+    if local is not None:
+        splits = local_splits(entry, config, local)
+        if not splits[graded_split(config)]:
             return None
-        task = _build_local(entry, config, splits, data)
+        if entry.pictures:
+            pictures = read_pictures(entry.name, local.path, entry.pictures, splits)
+        task = _build_local(entry, config, splits, local.path)
     elif config.get("custom_dataset") is not None:
         task = _build_own(entry, config, path)
     else:
         task = _build_from_hub(entry, config, notify)
-    return _finish(entry, task, path)
+    return _finish(entry, task, path, pictures)
 
 
 def _set_budget(entry: TaskEntry, config: dict[str, Any], max_gen_toks: int | None) -> None:
@@ -150,27 +162,6 @@ def _set_budget(entry: TaskEntry, config: dict[str, Any], max_gen_toks: int | No
             f"task {entry.name}: no explicit number of new tokens (found {budget!r}); lm-eval would cut at "
             f"256. Set evals.max_gen_toks: {{{entry.name}: N}}."
         )
-
-
-def _local_splits(entry: TaskEntry, config: Mapping[str, Any], data: Path) -> dict[str, list[Document]]:
-    """Return split -> documents of ``evals.data``; members of a family take those of their subject."""
-    splits = read_splits(entry.name, data, entry.fields, _graded_split(config))
-    if not entry.subject:
-        return splits
-    member = _words(config.get("dataset_name") or config["task_alias"])
-    return {
-        split: [document for document in documents if _words(document[entry.subject]) == member]
-        for split, documents in splits.items()
-    }
-
-
-def _graded_split(config: Mapping[str, Any]) -> str:
-    return str(config.get("test_split") or config["validation_split"])
-
-
-def _words(name: str) -> str:
-    """Return a subject's name as both spellings share it: ``computer_science`` and ``computer science``."""
-    return name.replace("_", " ").lower()
 
 
 def _build_local(entry: TaskEntry, config: dict[str, Any], splits: dict[str, list[Document]], data: Path) -> Any:
@@ -266,14 +257,17 @@ def _construct(config: Mapping[str, Any]) -> Any:
     return ConfigurableTask(config=copy.deepcopy(dict(config)))
 
 
-def _finish(entry: TaskEntry, task: Any, path: Path) -> LoadedSubtask:
+def _finish(entry: TaskEntry, task: Any, path: Path, pictures: Mapping[str, Picture]) -> LoadedSubtask:
     """Decode the documents once, describe the task, and let a grader that cannot run say so."""
     definition = _definition_sha256(task, path)
     split = task.config.test_split or task.config.validation_split
     with quiet_harness():
-        documents = [dict(document) for document in task.eval_docs]
+        documents = [dict(document) for document in _undecoded(task.eval_docs, entry.pictures)]
     if not documents:
         raise RecipeError(f"task {entry.name}: {task.task_name} has no documents to grade.")
+    if entry.pictures:
+        documents = attach(documents, entry.pictures, pictures)
+        check_shown(task, entry.name, documents)
     # Every later pass sees these very documents: a process_docs that draws (GPQA) would grade one order of
     # the options and have asked another.
     task.dataset = {**task.dataset, split: documents}
@@ -290,6 +284,16 @@ def _finish(entry: TaskEntry, task: Any, path: Path) -> LoadedSubtask:
 
     task.process_results = grade_or_leave_ungraded
     return loaded
+
+
+def _undecoded(documents: Any, fields: Sequence[str]) -> Any:
+    """Return a data set that hands out the picture files of its picture columns instead of decoding them."""
+    from datasets import Image
+
+    for name in fields:
+        if isinstance(documents.features.get(name), Image):
+            documents = documents.cast_column(name, Image(decode=False))
+    return documents
 
 
 def _definition_sha256(task: Any, path: Path) -> str:

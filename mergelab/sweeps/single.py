@@ -34,6 +34,7 @@ from mergelab.sweeps.experiment import Point, load_generation_config, load_token
 from mergelab.sweeps.grid import expand, selected_points
 from mergelab.sweeps.loading import tower_of
 from mergelab.sweeps.models import Models
+from mergelab.sweeps.processor import load_processor
 from mergelab.towers.layouts import Tower, locate_tower
 
 
@@ -192,6 +193,10 @@ def evaluate_model(
         raise RecipeError(f"{source}: {what} cannot see the pictures of {', '.join(blind)}. Name --tasks.")
     tokenizer = load_tokenizer(checkpoint)
     suite.check_tokenizer(tokenizer)
+    processor = None
+    if any(task.needs_processor for task in suite.tasks):
+        processor = load_processor(checkpoint).processor
+        suite.check_processor(processor)
     code = max(checkpoint.tensors.values(), key=lambda header: header.num_entries).dtype
     if code not in OUTPUT_DTYPES.values():
         known = ", ".join(OUTPUT_DTYPES.values())
@@ -204,7 +209,8 @@ def evaluate_model(
     for task in suite.tasks:
         model = live.vlm if task.modality == "vision" else live.text
         assert model is not None
-        results.append(suite.evaluate(task.name, model, tokenizer, generation_config=generation))
+        reader = processor if task.needs_processor else tokenizer
+        results.append(suite.evaluate(task.name, model, reader, generation_config=generation))
     return results
 
 

@@ -179,6 +179,7 @@ class Worker:
                 "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
             }
         task = next(task for task in prepared.suite.tasks if task.name == stage)
+        common |= prepared.tokenizers.of(task)
         return {**common, "task": task.stage, "backend": prepared.recipe.evals.backend}
 
     def _dtype(self, point: Point) -> torch.dtype:
@@ -317,13 +318,16 @@ class Worker:
         """Let the live model answer a task."""
         tokenizers = self.prepared.tokenizers
         is_vision = task.modality == "vision"
+        reader = tokenizers.vision if is_vision else tokenizers.text
+        if task.needs_processor and tokenizers.processor is not None:
+            reader = tokenizers.processor.processor
         model = live.vlm if is_vision else live.text
         if model is None:
             raise MergelabError(f"task {task.name}: the vlm is a plain text checkpoint and cannot see pictures.")
         return self.prepared.suite.evaluate(
             task.name,
             model,
-            tokenizers.vision if is_vision else tokenizers.text,
+            reader,
             generation_config=tokenizers.vision_generation if is_vision else tokenizers.generation,
             progress=lambda done, total: self.report(point, task.name, done / max(1, total)),
         )

@@ -121,7 +121,7 @@ def test_family_takes_local_documents_of_its_members_and_leaves_out_the_others(t
     ]
     assert loaded.n == 3
     assert load(tmp_path, "mmlu").n == 2
-    with pytest.raises(RecipeError, match="has a category that the task knows"):
+    with pytest.raises(RecipeError, match="no subtask for the category astrology"):
         load(tmp_path, "mmlu_pro", [DOCUMENTS["mmlu_pro"][0] | {"category": "astrology"}])
 
 
