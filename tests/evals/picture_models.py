@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor, AutoTokenizer, LlavaForConditionalGeneration, LlavaProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -27,8 +28,15 @@ COLOURS = {"red": (220, 20, 20), "green": (20, 220, 20), "blue": (20, 20, 220)}
 SIZE = {"max_position_embeddings": 1024}
 
 
-def tiny_base(folder: Path, **settings: Any) -> Path:
-    return tiny_llama(folder, tokens=TOKENS, **SIZE, **settings)
+def tiny_base(folder: Path, vlm: Path | None = None, noise: float = 1.0) -> Path:
+    """Write a tiny text model; with a vlm, its tower's weights moved by seeded noise."""
+    if vlm is not None:
+        stored = load_file(vlm / "model.safetensors")
+        tower = {name.removeprefix("language_model."): t for name, t in stored.items() if "language_model" in name}
+        start = folder.parent / f"{folder.name}-start"
+        start.mkdir()
+        save_file(tower, start / "model.safetensors")
+    return tiny_llama(folder, tokens=TOKENS, start=start if vlm else None, noise=noise, seed=1, **SIZE)
 
 
 def seeing_llava(folder: Path, **settings: Any) -> Path:
@@ -39,11 +47,11 @@ def seeing_llava(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-def teach(folder: Path, steps: int = 120) -> None:
+def teach(folder: Path, steps: int = 90) -> None:
     """Train the vlm in place to name the colour of a plain picture after a long prompt, in ChartQA's form."""
     processor = AutoProcessor.from_pretrained(folder)
     model = LlavaForConditionalGeneration.from_pretrained(folder).float()
-    filler = " ".join(["zzz"] * 120)
+    filler = " ".join(["zzz"] * 90)
     prompts = [f"user : <image> what is {word} ? {filler} answer : " for word in ("cat", "dog", "two") for _ in COLOURS]
     answers = [f"Final Answer: {colour} </s>" for colour in COLOURS] * 3
     images = [Image.open(io.BytesIO(picture(colour))) for colour in COLOURS] * 3
@@ -51,14 +59,13 @@ def teach(folder: Path, steps: int = 120) -> None:
     batch = processor(text=texts, images=images, return_tensors="pt", padding=True)
     labels = batch["input_ids"].clone()
     labels[:, :-4] = -100
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=6e-3)
     for _ in range(steps):
         loss = model(**batch, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    path = folder / "model.safetensors"
-    model.save_pretrained(path.parent)
+    model.save_pretrained(folder)
 
 
 def write_processor(folder: Path, template: str = PICTURE_TEMPLATE) -> None:
@@ -91,7 +98,8 @@ def chart_documents(folder: Path, number: int = 12) -> Path:
         colour, size = list(COLOURS)[place // 2 % 3], 10 + place // 2
         name = f"chart{place // 2}.png"
         (folder / name).write_bytes(picture(colour, size))
-        rows.append({"query": f"what is {WORDS[4 + place % 9]} ?", "label": [colour], "image": name})
+        label = "two" if place == 3 else colour  # one that is not to be seen there
+        rows.append({"query": f"what is {WORDS[4 + place % 9]} ?", "label": [label], "image": name})
     path = folder / "chartqa.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

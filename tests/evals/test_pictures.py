@@ -37,7 +37,7 @@ BUDGET, BATCH = 8, 4
 
 @pytest.fixture(scope="module")
 def vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seeing_llava(tmp_path_factory.mktemp("seeing") / "vlm", seed=5)
+    return seeing_llava(tmp_path_factory.mktemp("seeing") / "vlm", seed=6)
 
 
 def ask(vlm: Path, task: str, data: Path, protocol: str = "paper-instruct-v1") -> TaskResult:
