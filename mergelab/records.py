@@ -226,6 +226,8 @@ def refuse_foreign_folder(folder: Path) -> None:
 def read_run(folder: Path) -> Run:
     """Read a run folder, finished or not: every point that has begun, every stage that is done.
 
+    Tasks whose results were imported are listed behind those of the experiment, marked ``imported``.
+
     Raises:
         DamagedFileError: the folder is missing or is no run folder; a file is torn, truncated, not JSON, of
             another format, or lacks an entry. The message names the file and, where there is one, the line.
@@ -246,6 +248,7 @@ def read_run(folder: Path) -> Run:
             missing.append(point_id)
         else:
             points.append(point)
+    experiment["tasks"] = [*experiment["tasks"], *_imported_tasks(experiment, points)]
     listed = set(experiment["points"])
     begun = [path.name for path in _subfolders(folder / "points") if (path / "point.json").is_file()]
     return Run(
@@ -255,6 +258,17 @@ def read_run(folder: Path) -> Run:
         missing=tuple(missing),
         unlisted=tuple(name for name in begun if name not in listed),
     )
+
+
+def _imported_tasks(experiment: Mapping[str, Any], points: Sequence[PointFolder]) -> list[dict[str, Any]]:
+    """Return the tasks that points have from elsewhere, in the order in which they are met."""
+    known = {task["task"] for task in experiment["tasks"]}
+    found: dict[str, dict[str, Any]] = {}
+    for name, metrics in ((name, record.metrics) for point in points for name, record in point.tasks.items()):
+        if metrics.get("imported") and name not in known:
+            entry = {key: metrics[key] for key in ("task", "modality", "protocol")}
+            found.setdefault(name, {**entry, "n": metrics.get("n"), "imported": True})
+    return list(found.values())
 
 
 def _read_point(folder: Path, point_id: str) -> PointFolder | None:

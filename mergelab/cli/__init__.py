@@ -19,6 +19,7 @@ from mergelab.cli.diagnose import diagnose
 from mergelab.cli.doctor import doctor
 from mergelab.cli.evaluate import evaluate
 from mergelab.cli.export_tower import export_tower
+from mergelab.cli.import_samples import import_samples
 from mergelab.cli.merge import merge
 from mergelab.cli.mergekit import export_mergekit, import_mergekit
 from mergelab.cli.methods import methods
@@ -84,7 +85,7 @@ def main() -> None:
 
 COMMANDS = (
     *(run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, bench),
-    *(check, doctor, regrade, export_tower, export_mergekit, import_mergekit),
+    *(check, doctor, regrade, export_tower, export_mergekit, import_mergekit, import_samples),
 )
 
 for command in COMMANDS:

@@ -66,9 +66,10 @@ class Row:
     """Smallest difference to ``reference`` these documents could have shown with 80 % power."""
     recovery: float | None = None
     """(strict - vlm_strict) / (base_strict - vlm_strict); empty unless there is a gap above the margin."""
-    truncated: int
-    empty: int
-    unparsable: int
+    truncated: int | None
+    """None where imported results do not tell; so for the next two."""
+    empty: int | None
+    unparsable: int | None
     verdict: str = ""
     overall: str = ""
 
@@ -283,5 +284,6 @@ def _rounded(value: object, digits: int) -> float | None:
     return round(float(value), digits) + 0.0 if isinstance(value, int | float) else None
 
 
-def _count(samples: Samples, name: str) -> int:
-    return sum(bool(line[name]) for line in samples)
+def _count(samples: Samples, name: str) -> int | None:
+    told = [bool(line[name]) for line in samples if line[name] is not None]
+    return sum(told) if told or not samples else None

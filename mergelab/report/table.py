@@ -207,7 +207,7 @@ def _task_table(
         cells += [delta if reference == "base" else moved, _p(row.mcnemar_p), _number(row.mde)]
         cells += [moved, _difference(row.recovery, row.recovery_low, row.recovery_high)] if reference == "base" else []
         cells += [_p(adjusted.get((row.point_id, row.task)))] if "p vlm (Holm)" in header else []
-        cells += [str(value) for value in (row.n, row.truncated, row.empty, row.unparsable)]
+        cells += ["" if value is None else str(value) for value in (row.n, row.truncated, row.empty, row.unparsable)]
         lines.append(_line([*cells, marked.verdict, marked.overall]))
     return [*lines, ""]
 

@@ -79,7 +79,7 @@ def claim(folder: Path, experiment: Mapping[str, Any]) -> None:
         if _asked_alike(old, experiment):
             points += [point for point in old["points"] if point not in points]
             names = {task["task"] for task in tasks}
-            tasks += [task for task in old["tasks"] if task["task"] not in names]
+            tasks += [task for task in old["tasks"] if task["task"] not in names and not task.get("imported")]
     merged = {**experiment, "points": points, "tasks": tasks}
     if path.is_file() and json.loads(path.read_text(encoding="utf-8")) == {"format": records.FORMAT, **merged}:
         return
@@ -88,7 +88,7 @@ def claim(folder: Path, experiment: Mapping[str, Any]) -> None:
 
 def _asked_alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Return whether answers and sinks of both pair: equal settings, and tasks of both asked in the same way."""
-    before = {task["task"]: task.get("asked") for task in old["tasks"]}
+    before = {task["task"]: task.get("asked") for task in old["tasks"] if not task.get("imported")}
     same_tasks = all(before.get(task["task"], task["asked"]) == task["asked"] for task in new["tasks"])
     return same_tasks and _settings(old) == _settings(new)
 

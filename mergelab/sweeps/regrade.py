@@ -92,7 +92,7 @@ def regrade_run(
 
 def _request(run: records.Run, data: Mapping[str, Path]) -> EvalRequest:
     """Return how the run asked, over every task that it graded."""
-    names = [task["task"] for task in run.experiment["tasks"]]
+    names = [task["task"] for task in run.experiment["tasks"] if not task.get("imported")]
     unknown = [task for task in data if task not in names]
     if unknown:
         raise RecipeError(f"--data {unknown[0]}: the run has no such task (it has {', '.join(names)}).")

@@ -11,6 +11,7 @@ from mergelab import records
 from mergelab.cli import main
 from mergelab.report.pairing import count_different_answers
 from tests.evals.picture_models import chart_documents, mmmu_documents, seeing_llava, tiny_base
+from tests.evals.result_files import write_chartqa
 from tests.evals.scripted import write_jsonl
 
 RECIPE = """
@@ -142,3 +143,20 @@ def test_doctor_names_a_missing_processor_before_any_merge(home: Path, tmp_path:
     result = call("run", home / "recipe.yaml", *arguments, "--out", tmp_path / "run", "--device", "cpu")
     assert result.exit_code == 5 and "its processor cannot be loaded" in result.output
     assert not list(tmp_path.glob("run/points/*"))
+
+
+def test_imported_results_outlive_the_run_and_are_not_regraded(home: Path, finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    file = write_chartqa(tmp_path / "20260806_samples_chartqa.jsonl", [True, False, True, True])
+    assert call("import-samples", folder, file, "--task", "chartqa", "--point", "vlm").exit_code == 3
+    for given in ("vlm", point(records.read_run(folder), "merge").point_id[:6]):
+        result = call("import-samples", folder, file, "--task", "chartqa_lmms", "--point", given)
+        assert result.exit_code == 0, (result.output, result.exception)
+    before = (folder / "experiment.json").read_bytes()
+    result = call("run", home / "recipe.yaml", *models(home), "--out", folder, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert (folder / "experiment.json").read_bytes() == before
+    tasks = [task["task"] for task in records.read_run(folder).experiment["tasks"]]
+    assert tasks == ["boolq", "chartqa", "mmmu_val", "chartqa_lmms"]
+    assert {one["task"] for one in json.loads(call("regrade", folder, "--json").stdout)} == {"chartqa", "mmmu_val"}
