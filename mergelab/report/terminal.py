@@ -85,7 +85,7 @@ def _text_table(run: Run, found: Sequence[Row], task: str, beside: Sequence[str]
     table = _frame(_title(list(of_task.values())) + pictured)
     table.add_column("minus base", justify="right", no_wrap=True)
     if beside:
-        table.add_column("pictures", justify="right")
+        table.add_column("pictures", justify="right", max_width=20)
     table.add_column("verdict")
     for point_id, label in point_labels(run.points).items():
         row, picture = of_task.get(point_id), pictures.get(point_id)
@@ -122,7 +122,7 @@ def _pictures_summary(run: Run, found: Sequence[Row], point_id: str) -> str:
         return ""
     summary = verdicts.vision_summary(list(given.values()))
     tasks = [task for task, verdict in given.items() if verdict == summary]
-    return summary if len(tasks) == len(given) else f"{summary} ({_listed(tasks)})"
+    return summary if len(tasks) == len(given) else f"{summary}:\n{_listed(tasks)}"
 
 
 def _pictures_table(run: Run, found: Sequence[Row], tasks: Sequence[str]) -> Table:
