@@ -11,10 +11,18 @@ from typing import Any
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import AutoProcessor, AutoTokenizer, LlavaForConditionalGeneration, LlavaProcessor
+from transformers import (
+    AutoProcessor,
+    AutoTokenizer,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLProcessor,
+)
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from tests.builders import IMAGE_TOKEN, WORDS, tiny_llama, tiny_llava, write_tokenizer
+from tests.builders import IMAGE_TOKEN, TEXT_SIZE, WORDS, tiny_llama, tiny_llava, write_tokenizer
 
 TOKENS = (*WORDS, IMAGE_TOKEN, "A", "B", "C", "(A)", "(B)", "Final", "Answer:", "4", "7")
 """The tiny tokenizer's, with what the graders look for: 32."""
@@ -81,6 +89,47 @@ def write_processor(folder: Path, template: str = PICTURE_TEMPLATE) -> None:
         num_additional_image_tokens=1,
         chat_template=template,
     ).save_pretrained(folder)
+
+
+QWEN_TOKENS = (*WORDS, "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>", "A", "Answer:", "4", "7")
+
+
+def seeing_qwen(folder: Path) -> Path:
+    """Write a tiny random Qwen2-VL with its processor, which takes pictures of any size; needs torchvision."""
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+
+    ids = {token: number for number, token in enumerate(QWEN_TOKENS)}
+    rope = {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [1, 1, 0]}
+    torch.manual_seed(1)
+    vision = {"depth": 1, "num_heads": 2, "embed_dim": 16, "hidden_size": 16, "patch_size": 4, "spatial_merge_size": 2}
+    config = Qwen2VLConfig(
+        text_config={**TEXT_SIZE, **SIZE, "rope_parameters": rope},
+        vision_config={**vision, "temporal_patch_size": 2},
+        tie_word_embeddings=False,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    model = Qwen2VLForConditionalGeneration(config)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            parameter.data *= 14 if "visual" in name else 8
+    model.save_pretrained(folder)
+    write_tokenizer(folder, QWEN_TOKENS)
+    template = PICTURE_TEMPLATE.replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    size = {
+        "patch_size": 4,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 64, "longest_edge": 4096},
+    }
+    pictures, videos = Qwen2VLImageProcessor(**size), Qwen2VLVideoProcessor(**size)
+    Qwen2VLProcessor(pictures, tokenizer, videos, chat_template=template).save_pretrained(folder)
+    return folder
 
 
 def picture(colour: str, size: int = 12) -> bytes:

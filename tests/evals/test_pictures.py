@@ -2,6 +2,7 @@
 
 import base64
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from lm_eval import simple_evaluate
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
+from transformers import AutoProcessor
 
+from mergelab.checkpoints.headers import open_checkpoint
 from mergelab.errors import DamagedFileError, MachineError, RecipeError
 from mergelab.evals import loading, resources
 from mergelab.evals.guessing import tell_guesses
@@ -20,6 +23,7 @@ from mergelab.evals.quiet import quiet_harness
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import TaskResult, load_suite
 from mergelab.evals.tasks import TASKS, task_path
+from mergelab.sweeps.processor import load_processor
 from mergelab.sweeps.single import evaluate_model
 from tests.evals.picture_models import (
     PICTURE_TEMPLATE,
@@ -28,6 +32,7 @@ from tests.evals.picture_models import (
     mmmu_row,
     picture,
     seeing_llava,
+    seeing_qwen,
     tiny_base,
     write_processor,
 )
@@ -93,6 +98,25 @@ def test_chartqa_equals_plain_hf_multimodal(vlm: Path, tmp_path: Path, protocol:
         assert ours.metrics["first_prompt"].startswith("user : <image> what is")
     else:
         assert ours.metrics["first_prompt"].startswith("<image>what is")
+
+
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="Qwen2-VL's processor needs torchvision (extra vision)")
+def test_pictures_of_any_size_equal_plain_hf_multimodal(tmp_path: Path) -> None:
+    qwen, data = seeing_qwen(tmp_path / "qwen"), chart_documents(tmp_path)
+    ours = ask(qwen, "chartqa", data)
+    theirs = plain(qwen, task_path(TASKS["chartqa"]), chart_rows(data), CHART)
+    rows = sorted(theirs["samples"]["chartqa"], key=lambda row: row["doc_id"])
+    assert [sample["response"] for sample in ours.samples] == [row["resps"][0][0] for row in rows]
+    assert len({sample["response"] for sample in ours.samples}) > 1
+
+
+def test_a_processor_that_needs_a_missing_library_names_the_extra(vlm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: object, **__: object) -> None:
+        raise ImportError("\nQwen2VLVideoProcessor requires the Torchvision library but it was not found.\nMore.")
+
+    monkeypatch.setattr(AutoProcessor, "from_pretrained", lacking)
+    with pytest.raises(MachineError, match=r"requires the Torchvision library .*mergelab\[vision\]"):
+        load_processor(open_checkpoint(vlm))
 
 
 def test_documents_pair_across_processes_and_cluster_by_picture(vlm: Path, tmp_path: Path) -> None:
