@@ -24,10 +24,12 @@ from mergelab.engine.ancestry import ancestry_summary, check_related
 from mergelab.engine.checks import check_equal_tensors, check_same_rows
 from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
 from mergelab.errors import DamagedFileError, PairingError, RecipeError
+from mergelab.evals.loaded import LoadedTask
 from mergelab.evals.suite import EvalSuite, load_suite
 from mergelab.live.configs import tower_config
 from mergelab.live.model import check_tower
 from mergelab.sinks.prompts import Prompts, load_prompts
+from mergelab.sweeps.engines import backend_versions
 from mergelab.sweeps.grid import PointSpec, expand
 from mergelab.sweeps.identity import hash_json, point_id
 from mergelab.sweeps.models import Models
@@ -101,6 +103,13 @@ class Prepared:
     dtype: torch.dtype
     """Of the tower's weights and forward passes."""
 
+    backend_versions: dict[str, str]
+    """What answers text besides transformers, empty for ``hf``."""
+
+    def answered_by(self, task: LoadedTask) -> dict[str, Any]:
+        """Return what goes into the key of a task's answers for the program that writes them."""
+        return {} if task.backend == "hf" else {"engine": self.backend_versions}
+
     @property
     def has_vision(self) -> bool:
         """True if any task asks about pictures."""
@@ -116,6 +125,7 @@ def prepare(
         MergelabError: Anything a run would stumble over later.
     """
     device = choose_device(device)
+    versions = backend_versions(recipe.evals.backend, device)
     limit_threads(models.num_parameters("vlm"), device)
     jobs, ancestry = check_models(recipe, models)
     suite = load_suite(eval_request(recipe, pair), say)
@@ -143,6 +153,7 @@ def prepare(
         },
         device=device,
         dtype=live_dtype(jobs),
+        backend_versions=versions,
     )
 
 
@@ -267,7 +278,7 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
             "modality": task.modality,
             "protocol": task.protocol,
             "n": task.n,
-            "asked": hash_json([task.stage, prepared.tokenizers.sha256]),
+            "asked": hash_json([task.stage, prepared.tokenizers.sha256, *prepared.answered_by(task).values()]),
         }
         for task in suite.tasks
     ]
@@ -281,7 +292,11 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
         "tasks": tasks,
         "zero_point": zero_point_of(recipe, prepared.pair),
         "conventions": recipe.conventions,
-        "versions": {"mergelab": __version__, **{name: version(name) for name in LIBRARIES}},
+        "versions": {
+            "mergelab": __version__,
+            **{name: version(name) for name in LIBRARIES},
+            **{name: text for name, text in prepared.backend_versions.items() if name == "vllm"},
+        },
         "fingerprints": prepared.fingerprints,
         "ancestry": prepared.ancestry,
         "points": [point.point_id for point in prepared.points],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from mergelab.live.configs import has_vlm_class
 from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
 from mergelab.sinks.prompts import load_prompts
+from mergelab.sweeps.engines import Asked, EngineKind, Engines, vllm_kind
 from mergelab.sweeps.experiment import Point, load_generation_config, load_tokenizer, named, text_config
 from mergelab.sweeps.grid import expand, selected_points
 from mergelab.sweeps.loading import tower_of
@@ -174,15 +177,29 @@ def measure_models(
 
 
 def evaluate_model(
-    source: str, request: EvalRequest, device: str, say: Callable[[str], None] = lambda line: None
+    source: str,
+    request: EvalRequest,
+    device: str,
+    say: Callable[[str], None] = lambda line: None,
+    engine_kind: EngineKind | None = None,
 ) -> list[TaskResult]:
     """Grade one model on the tasks of a request; picture tasks need a vlm.
 
+    Args:
+        source: Folder or hub id.
+        request: What to grade.
+        device: As for a run.
+        say: Told what will be downloaded.
+        engine_kind: What answers text where the request's backend is not ``hf``; None is that backend's own.
+
     Raises:
+        MachineError: The backend cannot be used here.
         RecipeError: A picture task for a text model, or anything wrong with the request.
         PairingError: The weights are quantised.
     """
     device = choose_device(device)
+    # Asked for first: a missing program costs no work.
+    kind = None if request.backend == "hf" else engine_kind or vllm_kind(device)
     checkpoint, tower = _open(source, say)
     suite = load_suite(request, say)
     sees = tower.sees_pictures and has_vlm_class(checkpoint.folder)
@@ -201,10 +218,19 @@ def evaluate_model(
     live = _load(checkpoint, tower, device, torch_dtype(code))
     generation = load_generation_config(checkpoint.folder)
     results = []
-    for task in suite.tasks:
-        model = live.vlm if task.modality == "vision" else live.text
-        assert model is not None
-        results.append(suite.evaluate(task.name, model, tokenizer, generation_config=generation))
+    with ExitStack() as stack:
+        engine = None
+        if kind is not None and any(task.backend != "hf" for task in suite.tasks):
+            size = max(task.stage["batch_size"] for task in suite.tasks if task.backend != "hf")
+            scratch = Path(stack.enter_context(TemporaryDirectory(prefix="mergelab-weights-"))) / "scratch"
+            engines = Engines(kind, tokenizer, checkpoint.folder, device, size, scratch)
+            stack.callback(engines.drop)
+            engine = engines.engine_for(Asked(source, live, None if tower.sees_pictures else checkpoint.folder))
+        for task in suite.tasks:
+            model = live.vlm if task.modality == "vision" else live.text
+            assert model is not None
+            asked = engine if engine is not None and task.backend != "hf" else model
+            results.append(suite.evaluate(task.name, asked, tokenizer, generation_config=generation))
     return results
 
 
