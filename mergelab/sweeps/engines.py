@@ -108,6 +108,8 @@ class Engines:
         self._can_reside = kind.resident is not None
         self._passing: Engine | None = None
         self._ready: tuple[str, Engine] | None = None
+        self.how = ""
+        """How the last engine got its weights: ``in place``, or ``from disk`` into a process of its own."""
         # A killed run may have left a checkpoint there.
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -124,11 +126,12 @@ class Engines:
         self.release()
         engine: Engine | None = None
         if asked.folder is None and self._can_reside:
-            engine = self._overwritten(asked)
+            engine, self.how = self._overwritten(asked), "in place"
         if engine is None:
             self._close_resident()
             folder = asked.folder or self._written(asked)
             engine = self._passing = EngineProcess(self._kind.opener, self._setup(folder, text))
+            self.how = "from disk"
         check_engine(engine, text, self._tokenizer, asked.label)
         self._ready = asked.label, engine
         return engine

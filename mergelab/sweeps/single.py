@@ -32,7 +32,7 @@ from mergelab.live.configs import has_vlm_class
 from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
 from mergelab.sinks.prompts import load_prompts
-from mergelab.sweeps.engines import Asked, EngineKind, Engines, vllm_kind
+from mergelab.sweeps.engines import Asked, Engines, vllm_kind
 from mergelab.sweeps.experiment import Point, load_generation_config, load_tokenizer, named, text_config
 from mergelab.sweeps.grid import expand, selected_points
 from mergelab.sweeps.loading import tower_of
@@ -177,20 +177,9 @@ def measure_models(
 
 
 def evaluate_model(
-    source: str,
-    request: EvalRequest,
-    device: str,
-    say: Callable[[str], None] = lambda line: None,
-    engine_kind: EngineKind | None = None,
+    source: str, request: EvalRequest, device: str, say: Callable[[str], None] = lambda line: None
 ) -> list[TaskResult]:
     """Grade one model on the tasks of a request; picture tasks need a vlm.
-
-    Args:
-        source: Folder or hub id.
-        request: What to grade.
-        device: As for a run.
-        say: Told what will be downloaded.
-        engine_kind: What answers text where the request's backend is not ``hf``; None is that backend's own.
 
     Raises:
         MachineError: The backend cannot be used here.
@@ -199,7 +188,7 @@ def evaluate_model(
     """
     device = choose_device(device)
     # Asked for first: a missing program costs no work.
-    kind = None if request.backend == "hf" else engine_kind or vllm_kind(device)
+    kind = None if request.backend == "hf" else vllm_kind(device)
     checkpoint, tower = _open(source, say)
     suite = load_suite(request, say)
     sees = tower.sees_pictures and has_vlm_class(checkpoint.folder)

@@ -28,7 +28,7 @@ from mergelab.evals.suite import TaskResult
 from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
 from mergelab.sweeps.cache import Cached, CacheKey, ResultCache, describe_machine, hash_tokenizers
-from mergelab.sweeps.engines import Asked, EngineKind, Engines, vllm_kind
+from mergelab.sweeps.engines import Asked, Engines, vllm_kind
 from mergelab.sweeps.experiment import Point, Prepared
 from mergelab.sweeps.identity import stage_key
 from mergelab.sweeps.loading import load_text_parent, load_tower, stored_dtype
@@ -44,23 +44,8 @@ class Worker:
     ancestor under their own configs, the vlm as transformers loads it, before the stream has written to it.
     """
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        folder: Path,
-        report: Report,
-        cache: ResultCache | None = None,
-        engine_kind: EngineKind | None = None,
-    ) -> None:
-        """Prepare to work into the run folder; nothing is loaded yet.
-
-        Args:
-            prepared: The experiment.
-            folder: Its run folder.
-            report: Told what is being done.
-            cache: Of finished results; without it every parent is graded.
-            engine_kind: What answers text where the recipe's backend is not ``hf``; None is that backend's own.
-        """
+    def __init__(self, prepared: Prepared, folder: Path, report: Report, cache: ResultCache | None = None) -> None:
+        """Prepare to work into the run folder; nothing is loaded yet. Without a cache every parent is graded."""
         self.prepared = prepared
         self.folder = folder
         self.report = report
@@ -69,7 +54,7 @@ class Worker:
         self.cache = cache
         self.num_cached = 0
         """Sinks and tasks of parents that came out of the cache."""
-        self.engines = _engines(prepared, folder, engine_kind)
+        self.engines = _engines(prepared, folder)
         self._tower: LiveModel | None = None
         self._tokenizer_hash = ""
 
@@ -352,13 +337,16 @@ class Worker:
         model = live.vlm if is_vision else live.text
         if model is None:
             raise MergelabError(f"task {task.name}: the vlm is a plain text checkpoint and cannot see pictures.")
-        return self.prepared.suite.evaluate(
+        result = self.prepared.suite.evaluate(
             task.name,
             model if task.backend == "hf" else self._engine(point, live),
             tokenizers.vision if is_vision else tokenizers.text,
             generation_config=tokenizers.vision_generation if is_vision else tokenizers.generation,
             progress=lambda done, total: self.report(point, task.name, done / max(1, total)),
         )
+        if task.backend != "hf" and self.engines is not None:
+            result.metrics["engine"] = self.engines.how
+        return result
 
     def _engine(self, point: Point, live: LiveModel) -> Engine:
         """Return the engine that has the point's weights."""
@@ -368,13 +356,13 @@ class Worker:
         return self.engines.engine_for(Asked(f"point {point.point_id}", live, folder))
 
 
-def _engines(prepared: Prepared, folder: Path, kind: EngineKind | None) -> Engines | None:
+def _engines(prepared: Prepared, folder: Path) -> Engines | None:
     """Return where engines come from, or None where the live model answers everything."""
     sizes = {task.stage["batch_size"] for task in prepared.suite.tasks if task.backend != "hf"}
     if not sizes:
         return None
     base = prepared.models.checkpoints["base"].folder
-    kind = kind or vllm_kind(prepared.device)
+    kind = vllm_kind(prepared.device)
     return Engines(kind, prepared.tokenizers.text, base, prepared.device, max(sizes), folder / "scratch")
 
 
