@@ -19,6 +19,7 @@ from transformers import GenerationConfig
 from mergelab.errors import MergelabError
 from mergelab.evals.engines import Completion, Engine, Stops
 from mergelab.evals.harness import Generation
+from mergelab.evals.prompts import PromptMemory
 
 
 class EngineHarness(TemplateLM):
@@ -28,7 +29,7 @@ class EngineHarness(TemplateLM):
         engine: Holds the weights to be graded.
         tokenizer: The one that text is scored with.
         decoding: From ``greedy_decoding``: where the stop ids come from.
-        rendered: Conversations already rendered by this tokenizer's template, kept by the caller between calls.
+        memory: Prompts that this tokenizer and template have seen before, kept by the caller between calls.
         enable_thinking: Passed to a template that knows the switch; None passes nothing.
 
     Attributes:
@@ -42,7 +43,7 @@ class EngineHarness(TemplateLM):
         tokenizer: Any,
         *,
         decoding: GenerationConfig,
-        rendered: dict[str, str],
+        memory: PromptMemory,
         enable_thinking: bool | None = None,
     ) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class EngineHarness(TemplateLM):
         self.num_cut_prompts = 0
         self.max_length = engine.max_length
         self._engine = engine
-        self._rendered = rendered
+        self._memory = memory
         self._template_settings = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
 
     @property
@@ -78,13 +79,14 @@ class EngineHarness(TemplateLM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render a conversation, once per text."""
         key = json.dumps([chat_history, add_generation_prompt])
-        if key not in self._rendered:
+        rendered = self._memory.rendered
+        if key not in rendered:
             try:
                 text = self._render(chat_history, add_generation_prompt)
             except jinja2.exceptions.TemplateError:
                 text = self._render([turn for turn in chat_history if turn["role"] != "system"], add_generation_prompt)
-            self._rendered[key] = text
-        return self._rendered[key]
+            rendered[key] = text
+        return rendered[key]
 
     def _render(self, chat_history: list[dict[str, str]], add_generation_prompt: bool) -> str:
         text = self.tokenizer.apply_chat_template(

@@ -18,6 +18,7 @@ from mergelab.errors import MachineError, MergelabError, RecipeError, problem_li
 from mergelab.evals.engines import BATCH_SIZE, Engine
 from mergelab.evals.loaded import SEEDS, LoadedTask, ready_task, sha256_text
 from mergelab.evals.loading import load_subtasks
+from mergelab.evals.prompts import PromptMemory
 from mergelab.evals.protocols import PROTOCOLS, Protocol
 from mergelab.evals.quiet import Progress, quiet, quiet_harness
 from mergelab.evals.request import EvalRequest
@@ -41,11 +42,11 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class _PreparedTokenizer:
-    """A caller's tokenizer, our copy of it with the template set, and the prompts rendered with it so far."""
+    """A caller's tokenizer, our copy of it with the template set, and the prompts it has seen so far."""
 
     source: Any
     tokenizer: Any
-    rendered: dict[str, str]
+    memory: PromptMemory
 
 
 class EvalSuite:
@@ -160,7 +161,7 @@ class EvalSuite:
         given = generation_config or getattr(model, "generation_config", None)
         settings: dict[str, Any] = {
             "decoding": greedy_decoding(prepared.tokenizer, given),
-            "rendered": prepared.rendered,
+            "memory": prepared.memory,
             "enable_thinking": self.protocol.enable_thinking if knows_switch else None,
         }
         if isinstance(model, PreTrainedModel):
@@ -182,7 +183,7 @@ class EvalSuite:
         if kept is None or kept.source is not tokenizer or kept.tokenizer.chat_template != template:
             copied = copy.deepcopy(tokenizer)
             copied.chat_template = template
-            kept = self._prepared = _PreparedTokenizer(tokenizer, copied, {})
+            kept = self._prepared = _PreparedTokenizer(tokenizer, copied, PromptMemory())
         return kept
 
     def _call(self, task: LoadedTask, harness: Any) -> Any:
