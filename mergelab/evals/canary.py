@@ -32,11 +32,12 @@ MAX_TOKENS = 96
 NEW_TOKENS = 8
 
 TOLERANCES = {torch.float32: 0.001, torch.float16: 0.03, torch.bfloat16: 0.15}
-"""How far the mean log-probability of a token may lie from the live model's, in nats: measured for bfloat16 kernels
-that round in another order is 0.04, for the model of another point 1.5."""
+"""How far the mean log-probability of a token may lie from the live model's, in nats. Measured with vLLM in bfloat16:
+0.02 for the same weights, 0.45 for those of a model fine-tuned from them."""
 
 REGRET_FACTOR = 8.0
-"""A token that the engine chose may be this many tolerances less likely than the live model's own choice."""
+"""A token that the engine chose may be this many tolerances less likely than the live model's own choice. Measured:
+0 nats for the same weights, 4.9 and more for the others."""
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,18 @@ def test_checkpoint_of_a_killed_run_is_removed(root: Path, tmp_path: Path, backe
     assert not (out / "scratch").exists()
 
 
+def test_checkpoint_that_is_not_the_live_weights_is_not_used(
+    root: Path, tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.spoil = lambda engine: setattr(engine, "hides_weights", True)
+    monkeypatch.setattr(engines, "fingerprint_checkpoint", lambda checkpoint: "0" * 64)
+    out = tmp_path / "run"
+    result = run(root, out, code=7)
+    assert "5 of 6 points failed" in result.stderr
+    assert "the checkpoint for the engine has weights 000000000000" in " ".join(result.stderr.split())
+    assert [setup.folder.name for setup, _ in backend.processes] == ["base"]
+
+
 def test_point_is_written_and_answered_by_a_process_of_its_own(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
