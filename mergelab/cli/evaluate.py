@@ -17,6 +17,13 @@ from mergelab.cli.printing import print_json, print_table, say
 @click.option("--data", multiple=True, metavar="TASK=FILE.jsonl", help="Local documents of a task. Repeatable.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N documents a task, drawn by seed.")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Default that of the protocol.")
+@click.option(
+    "--backend",
+    type=click.Choice(["hf", "vllm"]),
+    default="hf",
+    show_default=True,
+    help="What answers text tasks; vllm is an extra and needs a GPU.",
+)
 @click.option("--max-gen-toks", multiple=True, metavar="TASK=N", help="New tokens an answer may take. Repeatable.")
 @click.option(
     "--samples",
@@ -33,6 +40,7 @@ def evaluate(
     data: tuple[str, ...],
     limit: int | None,
     batch_size: int | None,
+    backend: str,
     max_gen_toks: tuple[str, ...],
     samples: Path | None,
     device: str,
@@ -59,6 +67,7 @@ def evaluate(
         limit=limit,
         batch_size=batch_size,
         max_gen_toks=budgets,
+        backend=backend,
     )
     with silenced():
         from mergelab.sweeps.single import evaluate_model
@@ -77,7 +86,9 @@ def evaluate(
         return
     from rich.table import Table
 
-    table = Table(pad_edge=False)
+    asked = {result.metrics["task"]: result.metrics["backend"] for result in results}
+    caption = ", ".join(f"{task} answered by {name}" for task, name in asked.items()) if backend != "hf" else None
+    table = Table(pad_edge=False, caption=caption)
     for heading in ("task", "protocol", "n", "strict", "flexible", "truncated", "empty", "unparsable", "seconds"):
         table.add_column(heading, overflow="fold", justify="left" if heading in ("task", "protocol") else "right")
     for result in results:

@@ -67,10 +67,11 @@ class Evals(Document):
     """Documents per task, a seeded random subset of at least 1; null takes all."""
 
     batch_size: Count | None = None
-    """Prompts per forward pass, at least 1; null takes the protocol's."""
+    """Prompts per forward pass, at least 1; null takes the protocol's, and 256 for text under vllm."""
 
-    backend: Literal["hf"] = "hf"
-    """What generates the answers: transformers, on the live model."""
+    backend: Literal["hf", "vllm"] = "hf"
+    """What answers text tasks: ``hf``, transformers on the live model, or ``vllm`` (an extra; one GPU, with room for
+    the weights twice). Pictures are always shown to the live model."""
 
     template: Literal["base"] = "base"
     """Whose chat template, tokenizer and stop tokens all points share."""

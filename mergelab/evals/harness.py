@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from lm_eval.models.utils import handle_stop_sequences, postprocess_generated_te
 from transformers import GenerationConfig, PreTrainedModel
 
 from mergelab.errors import RecipeError
+from mergelab.evals.prompts import PromptMemory
 from mergelab.evals.quiet import replaced
 from mergelab.evals.stopping import StopStrings
 
@@ -59,8 +61,7 @@ class TextHarness(HFLM):
         tokenizer: A tokenizer that may be changed (a pad token is chosen where none is).
         batch_size: Rows a batch.
         decoding: From ``greedy_decoding``.
-        rendered: Conversations already rendered by this tokenizer's template, kept by the caller between
-            calls.
+        memory: Prompts that this tokenizer and template have seen before, kept by the caller between calls.
         enable_thinking: Passed to a template that knows the switch; None passes nothing.
 
     Attributes:
@@ -75,7 +76,7 @@ class TextHarness(HFLM):
         *,
         batch_size: int,
         decoding: GenerationConfig,
-        rendered: dict[str, str],
+        memory: PromptMemory,
         enable_thinking: bool | None = None,
     ) -> None:
         # HFLM ties on construction, which would overwrite an untied head and leave callers with stale
@@ -91,7 +92,7 @@ class TextHarness(HFLM):
         self.decoding = decoding
         self.generations: list[Generation] = []
         self.num_cut_prompts = 0
-        self._rendered = rendered
+        self._memory = memory
         self._prompts: list[str] = []
         self._ended: dict[str, Generation] = {}
 
@@ -102,16 +103,25 @@ class TextHarness(HFLM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render a conversation, once per text: the points of a sweep ask the same questions."""
         key = json.dumps([chat_history, add_generation_prompt])
-        if key not in self._rendered:
-            self._rendered[key] = super().apply_chat_template(chat_history, add_generation_prompt)
-        return self._rendered[key]
+        rendered = self._memory.rendered
+        if key not in rendered:
+            rendered[key] = super().apply_chat_template(chat_history, add_generation_prompt)
+        return rendered[key]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Answer the requests with ``HFLM``'s loop, then file how each one ended."""
         self._ended = {}
-        texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
+        # HFLM encodes every prompt to sort them by length, one by one.
+        with replaced(self, "tok_encode", self._encode_once):
+            texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
         self.generations.extend(self._ended[request.args[0]] for request in requests)
         return texts
+
+    def _encode_once(self, prompt: str) -> array[int]:
+        encoded = self._memory.encoded
+        if prompt not in encoded:
+            encoded[prompt] = array("i", super().tok_encode(prompt))
+        return encoded[prompt]
 
     def tok_batch_encode(
         self,
@@ -164,7 +174,8 @@ class TextHarness(HFLM):
         stops = [text for text in stop if text and text not in end_texts]
         criterion = StopStrings(self.tokenizer, stops, ids.shape[1], len(ids)) if stops else None
         # generate() fills gaps of the given config from the model's stored one: hold that out as well.
-        with replaced(self.model, "generation_config", config):
+        # inference_mode costs less a step than generate()'s own no_grad, and changes no number.
+        with torch.inference_mode(), replaced(self.model, "generation_config", config):
             sequences: torch.Tensor = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,

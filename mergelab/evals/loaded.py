@@ -45,6 +45,7 @@ class LoadedTask:
         modality: "text" or "vision": which view of the live model answers it.
         n: Documents that will be graded.
         protocol: Name of the protocol.
+        backend: What answers it: ``hf``, the live model, or ``vllm``.
         strict_key: lm-eval's result key of the strict grader.
         flexible_key: The key of the lenient twin, or None.
         stage: Everything that determines the answers besides the model, its tokenizer and template;
@@ -64,6 +65,7 @@ class LoadedTask:
     max_gen_toks: int | None
     parts: tuple[Part, ...] = field(repr=False, compare=False)
     needs_processor: bool = False
+    backend: str = "hf"
 
 
 def draw_documents(task: str, total: int, limit: int | None, seed: int) -> tuple[int, ...] | None:
@@ -112,6 +114,7 @@ def ready_task(
         max_gen_toks=first.task.config.generation_kwargs["max_gen_toks"] if first.is_generative else None,
         parts=parts,
         needs_processor=bool(entry.pictures),
+        backend=request.backend if entry.modality == "text" else "hf",
     )
 
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mergelab.errors import MachineError, MergelabError, RecipeError, problem_list
+from mergelab.evals.engines import BATCH_SIZE, Engine
 from mergelab.evals.loaded import SEEDS, LoadedTask, ready_task, sha256_text
 from mergelab.evals.loading import load_subtasks
+from mergelab.evals.prompts import PromptMemory
 from mergelab.evals.protocols import PROTOCOLS, Protocol
 from mergelab.evals.quiet import Progress, quiet, quiet_harness
 from mergelab.evals.request import EvalRequest
@@ -25,6 +27,9 @@ from mergelab.evals.tasks import TASKS, nearest
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
+
+    from mergelab.evals.engine_harness import EngineHarness
+    from mergelab.evals.harness import TextHarness
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,11 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class _PreparedTokenizer:
-    """A caller's tokenizer or processor, our copy with the template set, and the prompts rendered with it so far."""
+    """A caller's tokenizer or processor, our copy with the template set, and the prompts it has seen so far."""
 
     source: Any
     tokenizer: Any
-    rendered: dict[str, str]
+    memory: PromptMemory
 
 
 class EvalSuite:
@@ -101,22 +106,22 @@ class EvalSuite:
     def evaluate(
         self,
         task_name: str,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Engine,
         tokenizer: Any,
         *,
         generation_config: GenerationConfig | None = None,
         chat_template: str | None = None,
         progress: Progress | None = None,
     ) -> TaskResult:
-        """Grade one task of one live model.
+        """Grade one task of one live model, or of the weights that an engine holds.
 
         Args:
             task_name: One of ``self.tasks``.
             model: The text view for text tasks, the re-assembled VLM for vision tasks; on its device,
-                unchanged afterwards (untied heads stay untied).
+                unchanged afterwards (untied heads stay untied). Or an engine, for text tasks.
             tokenizer: Copied before use. For tasks that need one the vlm's processor.
             generation_config: Where the stop ids come from (besides the tokenizer's end token); None takes
-                the model's. Nothing else of it is used.
+                the model's (an engine has none). Nothing else of it is used.
             chat_template: One template forced on all models; None takes the tokenizer's.
             progress: Called with (rows done, rows in all).
 
@@ -127,24 +132,10 @@ class EvalSuite:
         task = self._task(task_name)
         template = self.check_tokenizer(tokenizer, chat_template)
         with quiet():
-            from mergelab.evals.harness import PictureHarness, TextHarness, greedy_decoding
-
             prepared = self._prepare(tokenizer, template)
-            from mergelab.evals.processed import ProcessorHarness
-
-            kind: Any = TextHarness
-            if task.modality == "vision":
-                kind = ProcessorHarness if task.needs_processor else PictureHarness
         started = time.monotonic()
         with quiet_harness(progress):
-            harness = kind(
-                model,
-                prepared.tokenizer,
-                batch_size=self.batch_size,
-                decoding=greedy_decoding(_words_of(prepared.tokenizer), generation_config or model.generation_config),
-                rendered=prepared.rendered,
-                enable_thinking=self.protocol.enable_thinking if "enable_thinking" in (template or "") else None,
-            )
+            harness = self._harness(task, model, prepared, generation_config)
             _check_context(task, harness.max_length)
             for part in task.parts:
                 part.loaded.failures.clear()
@@ -154,6 +145,7 @@ class EvalSuite:
             "task": task.name,
             "modality": task.modality,
             "protocol": task.protocol,
+            "backend": task.backend,
             "n": task.n,
             "strict": score_points(samples, "strict"),
             "flexible": score_points(samples, "flexible"),
@@ -173,6 +165,36 @@ class EvalSuite:
             check_against_harness(task.name, grader, metrics[grader], metrics["lm_eval"][grader])
         return TaskResult(metrics, samples)
 
+    def _harness(
+        self,
+        task: LoadedTask,
+        model: PreTrainedModel | Engine,
+        prepared: _PreparedTokenizer,
+        generation_config: GenerationConfig | None,
+    ) -> TextHarness | EngineHarness:
+        """Return lm-eval's model object over a live model or an engine."""
+        from transformers import PreTrainedModel
+
+        from mergelab.evals.engine_harness import EngineHarness
+        from mergelab.evals.harness import PictureHarness, TextHarness, greedy_decoding
+        from mergelab.evals.processed import ProcessorHarness
+
+        knows_switch = "enable_thinking" in (prepared.tokenizer.chat_template or "")
+        given = generation_config or getattr(model, "generation_config", None)
+        settings: dict[str, Any] = {
+            "decoding": greedy_decoding(_words_of(prepared.tokenizer), given),
+            "memory": prepared.memory,
+            "enable_thinking": self.protocol.enable_thinking if knows_switch else None,
+        }
+        if isinstance(model, PreTrainedModel):
+            kind: type[TextHarness] = TextHarness
+            if task.modality == "vision":
+                kind = ProcessorHarness if task.needs_processor else PictureHarness
+            return kind(model, prepared.tokenizer, batch_size=task.stage["batch_size"], **settings)
+        if task.modality == "vision":
+            raise MergelabError(f"task {task.name}: an engine was asked about pictures; they are for the live model.")
+        return EngineHarness(model, prepared.tokenizer, **settings)
+
     def _task(self, name: str) -> LoadedTask:
         for task in self.tasks:
             if task.name == name:
@@ -185,7 +207,7 @@ class EvalSuite:
         if kept is None or kept.source is not tokenizer or kept.tokenizer.chat_template != template:
             copied = copy.deepcopy(tokenizer)
             copied.chat_template = template
-            kept = self._prepared[id(tokenizer)] = _PreparedTokenizer(tokenizer, copied, {})
+            kept = self._prepared[id(tokenizer)] = _PreparedTokenizer(tokenizer, copied, PromptMemory())
         return kept
 
     def _call(self, task: LoadedTask, harness: Any) -> Any:
@@ -199,7 +221,7 @@ class EvalSuite:
             tasks=[part.loaded.task for part in task.parts],
             task_manager=TaskManager(include_defaults=False),
             samples=chosen or None,
-            batch_size=self.batch_size,
+            batch_size=task.stage["batch_size"],
             use_cache=None,
             cache_requests=False,
             bootstrap_iters=0,
@@ -236,7 +258,9 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
         except (RecipeError, MachineError) as error:
             problems.append(error)
             continue
-        tasks.append(ready_task(TASKS[name], subtasks, request, protocol, batch_size))
+        engine_decides = request.backend != "hf" and TASKS[name].modality == "text" and request.batch_size is None
+        size = BATCH_SIZE if engine_decides else batch_size
+        tasks.append(ready_task(TASKS[name], subtasks, request, protocol, size))
     if len(problems) == 1:
         raise problems[0]
     if problems:

@@ -75,6 +75,8 @@ class Row:
 
     standing: str = field(default="", metadata={"column": False})
     """``post hoc`` (a margin that was not declared), ``exploratory`` (a cell of a grid), or empty."""
+    backend: str = field(default="hf", metadata={"column": False})
+    """What answered: ``hf`` or ``vllm``; one for all points of a task."""
     ungradable: int = field(default=0, metadata={"column": False})
     mcnemar_p: float | None = field(default=None, metadata={"column": False})
     """Exact McNemar against ``reference``; None for fractional scores."""
@@ -180,6 +182,7 @@ class _Reading:
             empty=_count(record.samples, "empty"),
             unparsable=_count(record.samples, "unparsable"),
             ungradable=paired.num_ungradable,
+            backend=str(metrics.get("backend", "hf")),
         )
         for role in compared:
             if role == point.role:

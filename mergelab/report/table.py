@@ -186,8 +186,8 @@ def _task_table(
     lines = [
         f"## {found[0].task}",
         "",
-        f"{found[0].modality}, protocol {found[0].protocol}, n = {max(row.n for row in found)}, reference {reference}."
-        + (f" {speed}" if speed else ""),
+        f"{found[0].modality}, protocol {found[0].protocol}, answered by {found[0].backend}, "
+        f"n = {max(row.n for row in found)}, reference {reference}." + (f" {speed}" if speed else ""),
         "",
         _line(header),
         _line(["---"] * len(header)),

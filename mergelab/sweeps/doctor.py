@@ -17,6 +17,7 @@ from mergelab.evals.loading import offline
 from mergelab.evals.resources import check_vision, prepare_ifeval
 from mergelab.evals.suite import EvalSuite, check_request, load_suite
 from mergelab.evals.tasks import TASKS
+from mergelab.evals.vllm_engine import require_vllm
 from mergelab.sinks.prompts import load_prompts
 from mergelab.sweeps.announce import check_disk
 from mergelab.sweeps.experiment import check_models, load_generation_config, load_tokenizer
@@ -57,7 +58,9 @@ def examine(experiment: Experiment, folder: Path, device: str = "auto") -> list[
     """
     doctor = _Doctor()
     recipe, pair = experiment.recipe, experiment.pair
-    doctor.check("device", lambda: choose_device(device))
+    chosen = doctor.check("device", lambda: choose_device(device))
+    if recipe.evals.backend == "vllm" and chosen is not None:
+        doctor.check("vllm", lambda: require_vllm(chosen), "pip download 'mergelab[vllm]'; pip install --no-index")
     checkpoints: dict[str, Checkpoint] = {}
     with offline():
         for role, source in pair.sources.items():

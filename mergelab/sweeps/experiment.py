@@ -29,6 +29,7 @@ from mergelab.evals.suite import EvalSuite, load_suite
 from mergelab.live.configs import tower_config
 from mergelab.live.model import check_tower
 from mergelab.sinks.prompts import Prompts, load_prompts
+from mergelab.sweeps.engines import backend_versions
 from mergelab.sweeps.grid import PointSpec, expand
 from mergelab.sweeps.identity import hash_json, point_id
 from mergelab.sweeps.models import Models
@@ -113,6 +114,13 @@ class Prepared:
     dtype: torch.dtype
     """Of the tower's weights and forward passes."""
 
+    backend_versions: dict[str, str]
+    """What answers text besides transformers, empty for ``hf``."""
+
+    def answered_by(self, task: LoadedTask) -> dict[str, Any]:
+        """Return what goes into the key of a task's answers for the program that writes them."""
+        return {} if task.backend == "hf" else {"engine": self.backend_versions}
+
     @property
     def has_vision(self) -> bool:
         """True if any task asks about pictures."""
@@ -128,6 +136,7 @@ def prepare(
         MergelabError: Anything a run would stumble over later.
     """
     device = choose_device(device)
+    versions = backend_versions(recipe.evals.backend, device)
     limit_threads(models.num_parameters("vlm"), device)
     jobs, ancestry = check_models(recipe, models)
     suite = load_suite(eval_request(recipe, pair), say)
@@ -159,6 +168,7 @@ def prepare(
         },
         device=device,
         dtype=live_dtype(jobs),
+        backend_versions=versions,
     )
 
 
@@ -283,7 +293,9 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
             "modality": task.modality,
             "protocol": task.protocol,
             "n": task.n,
-            "asked": hash_json([task.stage, *prepared.tokenizers.of(task).values()]),
+            "asked": hash_json(
+                [task.stage, *prepared.tokenizers.of(task).values(), *prepared.answered_by(task).values()]
+            ),
         }
         for task in suite.tasks
     ]
@@ -297,7 +309,11 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
         "tasks": tasks,
         "zero_point": zero_point_of(recipe, prepared.pair),
         "conventions": recipe.conventions,
-        "versions": {"mergelab": __version__, **{name: version(name) for name in LIBRARIES}},
+        "versions": {
+            "mergelab": __version__,
+            **{name: version(name) for name in LIBRARIES},
+            **{name: text for name, text in prepared.backend_versions.items() if name == "vllm"},
+        },
         "fingerprints": prepared.fingerprints,
         "ancestry": prepared.ancestry,
         "points": [point.point_id for point in prepared.points],

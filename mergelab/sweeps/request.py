@@ -18,4 +18,5 @@ def eval_request(recipe: Recipe, pair: Pair) -> EvalRequest:
         limit=evals.limit,
         batch_size=evals.batch_size,
         max_gen_toks=dict(evals.max_gen_toks),
+        backend=evals.backend,
     )

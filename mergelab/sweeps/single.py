@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from mergelab.live.configs import has_vlm_class
 from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
 from mergelab.sinks.prompts import load_prompts
+from mergelab.sweeps.engines import Asked, Engines, vllm_kind
 from mergelab.sweeps.experiment import Point, load_generation_config, load_tokenizer, named, text_config
 from mergelab.sweeps.grid import expand, selected_points
 from mergelab.sweeps.loading import tower_of
@@ -180,10 +183,13 @@ def evaluate_model(
     """Grade one model on the tasks of a request; picture tasks need a vlm.
 
     Raises:
+        MachineError: The backend cannot be used here.
         RecipeError: A picture task for a text model, or anything wrong with the request.
         PairingError: The weights are quantised.
     """
     device = choose_device(device)
+    # Asked for first: a missing program costs no work.
+    kind = None if request.backend == "hf" else vllm_kind(device)
     checkpoint, tower = _open(source, say)
     suite = load_suite(request, say)
     sees = tower.sees_pictures and has_vlm_class(checkpoint.folder)
@@ -206,11 +212,20 @@ def evaluate_model(
     live = _load(checkpoint, tower, device, torch_dtype(code))
     generation = load_generation_config(checkpoint.folder)
     results = []
-    for task in suite.tasks:
-        model = live.vlm if task.modality == "vision" else live.text
-        assert model is not None
-        reader = processor if task.needs_processor else tokenizer
-        results.append(suite.evaluate(task.name, model, reader, generation_config=generation))
+    with ExitStack() as stack:
+        engine = None
+        if kind is not None and any(task.backend != "hf" for task in suite.tasks):
+            size = max(task.stage["batch_size"] for task in suite.tasks if task.backend != "hf")
+            scratch = Path(stack.enter_context(TemporaryDirectory(prefix="mergelab-weights-"))) / "scratch"
+            engines = Engines(kind, tokenizer, checkpoint.folder, device, size, scratch)
+            stack.callback(engines.drop)
+            engine = engines.engine_for(Asked(source, live, None if tower.sees_pictures else checkpoint.folder))
+        for task in suite.tasks:
+            model = live.vlm if task.modality == "vision" else live.text
+            assert model is not None
+            asked = engine if engine is not None and task.backend != "hf" else model
+            reader = processor if task.needs_processor else tokenizer
+            results.append(suite.evaluate(task.name, asked, reader, generation_config=generation))
     return results
 
 
