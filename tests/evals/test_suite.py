@@ -316,7 +316,7 @@ def test_seeds_are_those_of_plain_lm_eval():
 def test_prompts_are_rendered_and_encoded_once_and_nothing_is_loaded_again(tmp_path, monkeypatch):
     loaded, tokenizer = load(tmp_path), byte_tokenizer()
     first = loaded.evaluate(TASK, tiny_model(0), tokenizer)
-    prepared = loaded._prepared.tokenizer
+    prepared = next(iter(loaded._prepared.values())).tokenizer
     done = Counter()
 
     def counted(owner, name):
