@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
+from mergelab.evals import code_eval
+from mergelab.evals.entry import TaskEntry
 from mergelab.evals.loading import LoadedSubtask
 from mergelab.evals.protocols import Protocol
 from mergelab.evals.request import EvalRequest
-from mergelab.evals.tasks import TaskEntry
+from mergelab.evals.resources import NEEDS
 
 SEEDS = {
     "random_seed": 0,
@@ -23,7 +26,6 @@ SEEDS = {
 """Passed to every call; lm-eval sets the global generators to them."""
 
 _LIBRARIES = ("lm_eval", "transformers", "torch", "tokenizers", "datasets")
-_CHECKERS = ("nltk", "langdetect")
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,9 @@ class LoadedTask:
         flexible_key: The key of the lenient twin, or None.
         stage: Everything that determines the answers besides the model, its tokenizer and template;
             JSON-able.
-        max_gen_toks: New tokens; None for log-likelihood tasks.
+        max_gen_toks: New tokens, of a family the most that a member has; None for log-likelihood tasks.
         parts: The task objects (one, or the members of a family).
+        entry: The row of the task.
     """
 
     name: str
@@ -61,6 +64,7 @@ class LoadedTask:
     stage: dict[str, Any]
     max_gen_toks: int | None
     parts: tuple[Part, ...] = field(repr=False, compare=False)
+    entry: TaskEntry = field(repr=False, compare=False)
 
 
 def draw_documents(task: str, total: int, limit: int | None, seed: int) -> tuple[int, ...] | None:
@@ -78,6 +82,7 @@ def ready_task(
     drawn = draw_documents(entry.name, total, request.limit, request.subset_seed)
     parts = tuple(_parts(subtasks, drawn))
     first = subtasks[0]
+    checkers = tuple(package for need in entry.needs for package in NEEDS[need].packages)
     stage = {
         "task": entry.name,
         "protocol": protocol.name,
@@ -93,7 +98,9 @@ def ready_task(
         "seeds": SEEDS,
         "strict_key": entry.strict,
         "flexible_key": entry.flexible,
-        "versions": {library: version(library) for library in _LIBRARIES + _CHECKERS * entry.punkt},
+        "versions": {library: version(library) for library in _LIBRARIES + checkers},
+        **({"scale": [entry.unit, entry.lowest]} if entry.unit != 100 else {}),
+        **({"code": [code_eval.VERSION, platform.python_version()]} if entry.code else {}),
     }
     return LoadedTask(
         name=entry.name,
@@ -103,8 +110,11 @@ def ready_task(
         strict_key=entry.strict,
         flexible_key=entry.flexible,
         stage=stage,
-        max_gen_toks=first.task.config.generation_kwargs["max_gen_toks"] if first.is_generative else None,
+        max_gen_toks=max(one.task.config.generation_kwargs["max_gen_toks"] for one in subtasks)
+        if first.is_generative
+        else None,
         parts=parts,
+        entry=entry,
     )
 
 

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from mergelab.errors import MachineError, RecipeError
+from mergelab.evals.code_eval import own_code_eval
 from mergelab.evals.documents import Document, read_splits
+from mergelab.evals.entry import TaskEntry, task_path
+from mergelab.evals.keys import check_keys
+from mergelab.evals.making import made_with
 from mergelab.evals.options import gpqa_documents
 from mergelab.evals.quiet import quiet_harness, replaced
-from mergelab.evals.resources import prepare_ifeval
-from mergelab.evals.tasks import TaskEntry, task_path
+from mergelab.evals.resources import prepare
 
 _HUB_ERRORS = (OSError, ValueError, RuntimeError)
 _FORM_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError, SyntaxError)
@@ -58,72 +62,77 @@ class LoadedSubtask:
         return bool(self.task.OUTPUT_TYPE == "generate_until")
 
 
-def load_subtasks(
-    entry: TaskEntry,
-    data: Path | None,
-    shots: int | None,
-    max_gen_toks: int | None,
-    notify: Callable[[str], None],
-) -> list[LoadedSubtask]:
-    """Build the task objects of one known task (several for a family).
+@dataclass(frozen=True)
+class Loading:
+    """How a task is to be built.
 
     Args:
-        entry: Its row in ``TASKS``.
         data: A JSONL file or a folder of splits; None takes the task's own source.
         shots: Examples to show; None takes the task's own number.
         max_gen_toks: New tokens; None takes the task's own number, which must then be explicit.
+        tokenizer: Folder of the tokenizer that documents of a given length are made with.
         notify: Told before anything is fetched over the network.
+    """
+
+    data: Path | None
+    shots: int | None
+    max_gen_toks: int | None
+    tokenizer: Path | None
+    notify: Callable[[str], None]
+
+
+def load_subtasks(entry: TaskEntry, how: Loading) -> list[LoadedSubtask]:
+    """Build the task objects of one known task (several for a family).
 
     Raises:
-        RecipeError: Documents or settings do not fit the task.
+        RecipeError: Documents, settings or result keys do not fit the task.
         MachineError: Documents or graders' resources are not on this machine.
     """
-    if entry.punkt:
-        prepare_ifeval()
-    with quiet_harness():
-        definitions = _definitions(entry)
-    built = [_load(entry, path, config, data, shots, max_gen_toks, notify) for path, config in definitions]
+    for need in entry.needs:
+        try:
+            prepare(need)
+        except MachineError as error:
+            raise MachineError(f"task {entry.name}: {error}") from error
+    definitions = _definitions(entry)
+    built = [_load(entry, path, config, how) for path, config in definitions]
     subtasks = [subtask for subtask in built if subtask is not None]
     if not subtasks:
-        raise RecipeError(f"task {entry.name}: no document at {data} has a {entry.subject} that the task knows.")
+        raise RecipeError(f"task {entry.name}: no document at {how.data} has a {entry.subject} that the task knows.")
     return subtasks
 
 
 def _definitions(entry: TaskEntry) -> list[tuple[Path, dict[str, Any]]]:
     """Return the YAML files of the task, or of each member of a family, with their resolved content."""
-    from lm_eval.tasks._yaml_loader import load_yaml
-
     path = task_path(entry)
-    if not entry.group:
-        return [(path, load_yaml(path))]
-    members = sorted(file for file in path.glob(f"{entry.name}_*.yaml"))
-    return [(file, load_yaml(file)) for file in members]
+    files = sorted(path.glob(entry.members or f"{entry.name}_*.yaml")) if entry.group else [path]
+    with quiet_harness(), own_code_eval() if entry.code else contextlib.nullcontext():
+        from lm_eval.tasks._yaml_loader import load_yaml
+
+        try:
+            return [(file, load_yaml(file)) for file in files]
+        except (ImportError, *_FORM_ERRORS) as error:
+            raise RecipeError(f"task {entry.name}: {path} cannot be loaded: {error!r}.") from error
 
 
-def _load(
-    entry: TaskEntry,
-    path: Path,
-    definition: Mapping[str, Any],
-    data: Path | None,
-    shots: int | None,
-    max_gen_toks: int | None,
-    notify: Callable[[str], None],
-) -> LoadedSubtask | None:
+def _load(entry: TaskEntry, path: Path, definition: Mapping[str, Any], how: Loading) -> LoadedSubtask | None:
     """Build one member, or return None for a member of a family that local documents leave without any."""
     config = copy.deepcopy({k: v for k, v in definition.items() if k not in ("tag", "group", "task_list")})
     if entry.shuffled:
         config["process_docs"] = gpqa_documents
-    config["num_fewshot"] = shots if shots is not None else config.get("num_fewshot") or 0
-    _set_budget(entry, config, max_gen_toks)
-    if data is not None:
-        splits = _local_splits(entry, config, data)
+    if entry.home == "folder":
+        config["task"] = entry.name  # without one lm-eval invents another name every time it is asked
+    config["num_fewshot"] = how.shots if how.shots is not None else config.get("num_fewshot") or 0
+    _set_budget(entry, config, how.max_gen_toks)
+    if how.data is not None:
+        splits = _local_splits(entry, config, how.data)
         if not splits[_graded_split(config)]:
             return None
-        task = _build_local(entry, config, splits, data)
-    elif config.get("custom_dataset") is not None:
+        task = _build_local(entry, config, splits, how.data)
+    elif config.get("custom_dataset") is not None and not entry.tokenized:
         task = _build_own(entry, config, path)
     else:
-        task = _build_from_hub(entry, config, notify)
+        with made_with(entry, config, how.tokenizer):
+            task = _build_from_hub(entry, config, how.notify)
     return _finish(entry, task, path)
 
 
@@ -137,6 +146,9 @@ def _set_budget(entry: TaskEntry, config: dict[str, Any], max_gen_toks: int | No
             )
         return
     generation = config.get("generation_kwargs")
+    if isinstance(generation, dict) and entry.home == "lm_eval":
+        # What lm-eval does with a definition that has none (EQ-Bench).
+        generation.setdefault("until", [config.get("fewshot_delimiter", "\n\n")])
     if not isinstance(generation, dict) or "until" not in generation:
         raise RecipeError(f"task {entry.name}: its definition names no generation_kwargs with stop strings (until).")
     if max_gen_toks is not None:
@@ -154,10 +166,15 @@ def _set_budget(entry: TaskEntry, config: dict[str, Any], max_gen_toks: int | No
 
 def _local_splits(entry: TaskEntry, config: Mapping[str, Any], data: Path) -> dict[str, list[Document]]:
     """Return split -> documents of ``evals.data``; members of a family take those of their subject."""
-    splits = read_splits(entry.name, data, entry.fields, _graded_split(config))
+    graded = _graded_split(config)
+    splits = read_splits(entry.name, data, entry.fields, graded)
+    for name, value in entry.only.items():
+        splits[graded] = [document for document in splits[graded] if document[name] == value]
+        if not splits[graded]:
+            raise RecipeError(f"task {entry.name}: no document at {data} has {name} {value}, which is what is graded.")
     if not entry.subject:
         return splits
-    member = _words(config.get("dataset_name") or config["task_alias"])
+    member = _words(config.get("dataset_name") or config.get("task_alias") or config["task"])
     return {
         split: [document for document in documents if _words(document[entry.subject]) == member]
         for split, documents in splits.items()
@@ -200,7 +217,8 @@ def _build_own(entry: TaskEntry, config: Mapping[str, Any], path: Path) -> Any:
             return _construct(config)
     except (OSError, *_FORM_ERRORS) as error:
         raise RecipeError(
-            f"task {entry.name}: the documents beside {path} cannot be used: {error!r}. Install mergelab again."
+            f"task {entry.name}: the documents that {path} brings cannot be used: {error!r}. "
+            + ("Correct the task." if entry.home == "folder" else "Install mergelab again.")
         ) from error
 
 
@@ -225,6 +243,7 @@ def _build_from_hub(entry: TaskEntry, config: dict[str, Any], notify: Callable[[
     import huggingface_hub.constants
 
     source = "/".join(str(part) for part in (config.get("dataset_path"), config.get("dataset_name")) if part)
+    source = source or "of essays or questions"
 
     def missing(why: str) -> MachineError:
         return MachineError(
@@ -268,6 +287,7 @@ def _construct(config: Mapping[str, Any]) -> Any:
 
 def _finish(entry: TaskEntry, task: Any, path: Path) -> LoadedSubtask:
     """Decode the documents once, describe the task, and let a grader that cannot run say so."""
+    check_keys(entry, task)
     definition = _definition_sha256(task, path)
     split = task.config.test_split or task.config.validation_split
     with quiet_harness():
@@ -283,10 +303,16 @@ def _finish(entry: TaskEntry, task: Any, path: Path) -> LoadedSubtask:
 
     def grade_or_leave_ungraded(document: Any, results: Any) -> Any:
         try:
-            return grade(document, results)
+            verdicts = grade(document, results)
         except Exception as error:
             loaded.failures[f"{type(error).__name__}: {str(error).strip()[:200]}"] += 1
             return {}
+        # TruthfulQA divides by the sum of the likelihoods: where all of them underflow, it says NaN.
+        broken = [name for name, value in verdicts.items() if isinstance(value, float) and not math.isfinite(value)]
+        if broken:
+            loaded.failures[f"{', '.join(broken)} is no finite number"] += 1
+            return {}
+        return verdicts
 
     task.process_results = grade_or_leave_ungraded
     return loaded

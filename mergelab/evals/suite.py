@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mergelab.errors import MachineError, MergelabError, RecipeError, problem_list
+from mergelab.evals.entry import nearest
 from mergelab.evals.loaded import SEEDS, LoadedTask, ready_task, sha256_text
-from mergelab.evals.loading import load_subtasks
+from mergelab.evals.loading import Loading, load_subtasks
 from mergelab.evals.protocols import PROTOCOLS, Protocol
 from mergelab.evals.quiet import Progress, quiet, quiet_harness
 from mergelab.evals.request import EvalRequest
-from mergelab.evals.samples import Sample, build_samples, check_against_harness, count, harness_scores, score_points
-from mergelab.evals.tasks import TASKS, nearest
+from mergelab.evals.resources import check_thread
+from mergelab.evals.samples import Sample, build_samples, check_scores, harness_scores, scored
+from mergelab.evals.task_folder import known_tasks, own_data, runs_code
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -104,6 +106,7 @@ class EvalSuite:
             MergelabError: lm-eval's scores differ from ours over the same answers.
         """
         task = self._task(task_name)
+        check_thread(task.name, task.entry.needs)
         template = self.check_tokenizer(tokenizer, chat_template)
         with quiet():
             from mergelab.evals.harness import PictureHarness, TextHarness, greedy_decoding
@@ -130,9 +133,7 @@ class EvalSuite:
             "modality": task.modality,
             "protocol": task.protocol,
             "n": task.n,
-            "strict": score_points(samples, "strict"),
-            "flexible": score_points(samples, "flexible"),
-            **{flag: count(samples, flag) for flag in ("truncated", "empty", "unparsable", "ungradable")},
+            **scored(task.entry, samples),
             "ungradable_reasons": dict(sum((part.loaded.failures for part in task.parts), Counter())),
             "cut_prompts": harness.num_cut_prompts,
             "num_tokens": sum(sample["num_tokens"] for sample in samples),
@@ -144,8 +145,7 @@ class EvalSuite:
             "flexible_key": task.flexible_key,
             "lm_eval": harness_scores(task, results, samples),
         }
-        for grader in ("strict", "flexible"):
-            check_against_harness(task.name, grader, metrics[grader], metrics["lm_eval"][grader])
+        check_scores(task.entry, samples, metrics["lm_eval"])
         return TaskResult(metrics, samples)
 
     def _task(self, name: str) -> LoadedTask:
@@ -179,6 +179,7 @@ class EvalSuite:
             cache_requests=False,
             bootstrap_iters=0,
             log_samples=True,
+            confirm_run_unsafe_code=task.entry.code,
             apply_chat_template=self.protocol.apply_chat_template,
             fewshot_as_multiturn=self.protocol.apply_chat_template and self.protocol.fewshot_as_multiturn,
             **SEEDS,
@@ -202,16 +203,19 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
         MachineError: Documents or a grader's resource are not on this machine; all of them in one message.
     """
     protocol, names, batch_size = check_request(request)
+    known = known_tasks(request.task_folder)
     tasks: list[LoadedTask] = []
     problems: list[MergelabError] = []
     for name in names:
-        budget = request.max_gen_toks.get(name, protocol.max_gen_toks.get(name))
+        budget = request.max_gen_toks.get(name, protocol.max_gen_toks.get(name, known[name].max_gen_toks))
         try:
-            subtasks = load_subtasks(TASKS[name], request.data.get(name), protocol.shots(name), budget, notify)
+            data = request.source(name) or own_data(known[name])
+            how = Loading(data, protocol.shots(name), budget, request.tokenizer, notify)
+            subtasks = load_subtasks(known[name], how)
         except (RecipeError, MachineError) as error:
             problems.append(error)
             continue
-        tasks.append(ready_task(TASKS[name], subtasks, request, protocol, batch_size))
+        tasks.append(ready_task(known[name], subtasks, request, protocol, batch_size))
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -226,9 +230,12 @@ def check_request(request: EvalRequest) -> tuple[Protocol, tuple[str, ...], int]
         raise RecipeError(f"evals.protocol {request.protocol!r}: unknown{nearest(request.protocol, list(PROTOCOLS))}.")
     protocol = PROTOCOLS[request.protocol]
     names = protocol.tasks if request.tasks is None else request.tasks
+    known = known_tasks(request.task_folder)
     problems = [
-        f"evals.tasks: unknown task {name!r}{nearest(name, list(TASKS))}" for name in names if name not in TASKS
+        f"evals.tasks: unknown task {name!r}{nearest(name, list(known))}" for name in names if name not in known
     ]
+    if not request.allow_code:
+        problems += [f"evals.tasks: {why}" for name in names if name in known and (why := runs_code(known[name]))]
     problems += [f"evals.tasks: {name!r} stands twice" for name, times in Counter(names).items() if times > 1]
     if not names:
         problems.append("evals.tasks: names no task")
@@ -236,6 +243,9 @@ def check_request(request: EvalRequest) -> tuple[Protocol, tuple[str, ...], int]
         for name in getattr(request, key):
             if name not in names:
                 problems.append(f"evals.{key}: {name!r} is not among the tasks{nearest(name, list(names))}")
+    folder = request.data_folder
+    if folder is not None and not any((folder / f"{name}.jsonl").is_file() or (folder / name).is_dir() for name in names):
+        problems.append(f"evals.data: expected {names[0]}.jsonl or the like in {folder}, found no file named after a task")
     if request.limit is not None and request.limit < 1:
         problems.append(f"evals.limit: expected at least 1 document, found {request.limit}")
     batch_size = protocol.batch_size if request.batch_size is None else request.batch_size
@@ -261,7 +271,6 @@ def _check_context(task: LoadedTask, context: int) -> None:
 
 def _collect(task: LoadedTask, results: Any, generations: list[Any]) -> tuple[list[Sample], str]:
     """Return the samples of all parts in document order, and the first rendered prompt."""
-    entry = TASKS[task.name]
     samples: list[Sample] = []
     used = 0
     for part in task.parts:
@@ -271,7 +280,7 @@ def _collect(task: LoadedTask, results: Any, generations: list[Any]) -> tuple[li
             endings = [(one.num_tokens, one.ended) for one in generations[used : used + size]]
             used += size
         rows = results["samples"][part.loaded.name]
-        samples += build_samples(entry, rows, endings, part.first_doc_id)
+        samples += build_samples(task.entry, rows, endings, part.first_doc_id)
     first = results["samples"][task.parts[0].loaded.name][0]
     return samples, str(first["arguments"][0][0])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def evaluate_model(
     """
     device = choose_device(device)
     checkpoint, tower = _open(source, say)
-    suite = load_suite(request, say)
+    suite = load_suite(replace(request, tokenizer=checkpoint.folder), say)
     sees = tower.sees_pictures and has_vlm_class(checkpoint.folder)
     blind = [task.name for task in suite.tasks if task.modality == "vision" and not sees]
     if blind:

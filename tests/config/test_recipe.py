@@ -190,7 +190,7 @@ BAD = {
         GOOD + "evals: {tasks: [ifeval], data: {ifevl: gone.jsonl}}\nsink: {prompts: mine.jsonl}\n"
         "claims: {primary: [gsm8k]}\n",
         [
-            "evals.data.ifevl: no such file: FOLDER/gone.jsonl",
+            "evals.data.ifevl: no such file or folder: FOLDER/gone.jsonl",
             "sink.prompts: neither a built-in set (builtin-v1) nor a file: FOLDER/mine.jsonl",
             "evals.data.ifevl: ifevl is not among evals.tasks (ifeval) (did you mean `ifeval`?)",
             "claims.primary: gsm8k is not among evals.tasks (ifeval)",
