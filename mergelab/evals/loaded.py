@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import platform
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 from mergelab.evals import code_eval
 from mergelab.evals.entry import TaskEntry
-from mergelab.evals.loading import LoadedSubtask
+from mergelab.evals.loading import LoadedSubtask, subtask_name
 from mergelab.evals.protocols import Protocol
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.resources import NEEDS
@@ -65,6 +65,14 @@ class LoadedTask:
     max_gen_toks: int | None
     parts: tuple[Part, ...] = field(repr=False, compare=False)
     entry: TaskEntry = field(repr=False, compare=False)
+
+    def documents(self) -> Iterator[dict[str, Any]]:
+        """Yield every document, in a family with the subtask it belongs to."""
+        for part in self.parts:
+            task = part.loaded.task
+            for document in task.eval_docs:
+                subject = {self.entry.subject: subtask_name(task.config)} if self.entry.subject else {}
+                yield {**subject, **document}
 
 
 def draw_documents(task: str, total: int, limit: int | None, seed: int) -> tuple[int, ...] | None:

