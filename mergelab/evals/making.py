@@ -10,7 +10,12 @@ from typing import Any
 
 from mergelab.errors import RecipeError
 from mergelab.evals.entry import TaskEntry
-from mergelab.evals.quiet import replaced
+from mergelab.evals.quiet import quiet, replaced
+
+_SENTENCE = "The quick brown fox jumps over the lazy dog."
+_MOST_TOKENS = 20
+"""Of that sentence; real tokenizers need about ten. With one token a byte the makers of some documents never end: their
+example alone is longer than it may be."""
 
 SEEDS = {"random": 0, "numpy": 1234}
 """lm-eval's own, which it sets before it loads a task named on its command line."""
@@ -24,7 +29,7 @@ def made_with(entry: TaskEntry, config: dict[str, Any], tokenizer: Path | None) 
     that it is told in ``metadata``, whose code it would run. Here no code of it runs.
 
     Raises:
-        RecipeError: No tokenizer is given.
+        RecipeError: No tokenizer is given, or it cuts words into too many tokens.
     """
     if not entry.tokenized:
         yield
@@ -49,6 +54,13 @@ def made_with(entry: TaskEntry, config: dict[str, Any], tokenizer: Path | None) 
             raise ConnectionError("the network is forbidden")
         return fetch(*given, **named)
 
+    with quiet():
+        length = len(load_here(str(tokenizer))(_SENTENCE).input_ids)
+    if not 0 < length <= _MOST_TOKENS:
+        raise RecipeError(
+            f"task {entry.name}: the tokenizer at {tokenizer} needs {length} tokens for {_SENTENCE!r}, expected at most "
+            f"{_MOST_TOKENS}: documents cannot be made with it. Give documents with evals.data, or leave the task out."
+        )
     config["metadata"] = {**(config.get("metadata") or {}), "tokenizer": str(tokenizer)}
     states = random.getstate(), np.random.get_state()
     random.seed(SEEDS["random"])

@@ -56,7 +56,6 @@ _PAPER_BUDGETS = {
     "hendrycks_math500": 1024,
     "eq_bench": 80,
     "mbpp": 512,
-    "mbpp_instruct": 512,
     "humaneval": 1024,
     "humaneval_instruct": 1024,
 }

@@ -203,7 +203,6 @@ TASKS: dict[str, TaskEntry] = {
             )
             for name, key, fields in (
                 ("mbpp", "pass_at_1,none", _MBPP),
-                ("mbpp_instruct", "pass_at_1,extract_code", _MBPP),
                 ("humaneval", "pass@1,create_test", _HUMANEVAL),
                 ("humaneval_instruct", "pass@1,create_test", _HUMANEVAL),
             )
