@@ -38,7 +38,7 @@ def tasks(task_folder: Path | None, as_json: bool) -> None:
 
     table = Table(pad_edge=False, box=box.SIMPLE_HEAD)
     for heading in ("task", "strict, flexible", "protocol: shots, new tokens", "needs"):
-        table.add_column(heading, overflow="fold", no_wrap=heading.startswith(("task", "protocol")))
+        table.add_column(heading, overflow="fold", no_wrap=heading != "needs")
     for task in listed:
         if task["family"]:
             continue

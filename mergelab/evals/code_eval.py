@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from mergelab.evals.quiet import replaced
 from mergelab.evals.sandbox import runs

@@ -49,7 +49,7 @@ def _read(path: Path, outer: tuple[Path, ...]) -> dict[str, Any]:
 
     Loader.add_constructor("!function", lambda loader, node: Reference(str(node.value), path))
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 (a safe loader with one more tag)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError) as error:

@@ -64,7 +64,8 @@ def _asked(entry: TaskEntry, protocol: Protocol, definitions: list[dict[str, Any
     if definitions[0].get("output_type", "generate_until") != "generate_until":
         budget = None
     elif budget is None:
-        budget = "required" if None in own else max(own)
+        given = [number for number in own if number is not None]
+        budget = max(given) if len(given) == len(own) else "required"
     return {
         "num_fewshot": definitions[0].get("num_fewshot") or 0 if shots is None else shots,
         "max_gen_toks": budget,

@@ -1,4 +1,4 @@
-"""Documents that lm-eval makes itself, up to a length in tokens (RULER): with our tokenizer, and the same every time."""
+"""Documents that lm-eval makes itself, up to a length in tokens (RULER): with our tokenizer, each time the same."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def made_with(entry: TaskEntry, config: dict[str, Any], tokenizer: Path | None) 
         length = len(load_here(str(tokenizer))(_SENTENCE).input_ids)
     if not 0 < length <= _MOST_TOKENS:
         raise RecipeError(
-            f"task {entry.name}: the tokenizer at {tokenizer} needs {length} tokens for {_SENTENCE!r}, expected at most "
-            f"{_MOST_TOKENS}: documents cannot be made with it. Give documents with evals.data, or leave the task out."
+            f"task {entry.name}: the tokenizer at {tokenizer} needs {length} tokens for {_SENTENCE!r}, expected at "
+            f"most {_MOST_TOKENS}: documents cannot be made with it. Give documents with evals.data, or leave the task out."
         )
     config["metadata"] = {**(config.get("metadata") or {}), "tokenizer": str(tokenizer)}
     states = random.getstate(), np.random.get_state()

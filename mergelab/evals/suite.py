@@ -244,8 +244,12 @@ def check_request(request: EvalRequest) -> tuple[Protocol, tuple[str, ...], int]
             if name not in names:
                 problems.append(f"evals.{key}: {name!r} is not among the tasks{nearest(name, list(names))}")
     folder = request.data_folder
-    if folder is not None and not any((folder / f"{name}.jsonl").is_file() or (folder / name).is_dir() for name in names):
-        problems.append(f"evals.data: expected {names[0]}.jsonl or the like in {folder}, found no file named after a task")
+    if folder is not None and not any(
+        (folder / f"{name}.jsonl").is_file() or (folder / name).is_dir() for name in names
+    ):
+        problems.append(
+            f"evals.data: expected {names[0]}.jsonl or the like in {folder}, found no file named after a task"
+        )
     if request.limit is not None and request.limit < 1:
         problems.append(f"evals.limit: expected at least 1 document, found {request.limit}")
     batch_size = protocol.batch_size if request.batch_size is None else request.batch_size

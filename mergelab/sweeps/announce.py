@@ -10,9 +10,9 @@ from pathlib import Path
 
 from mergelab.checkpoints.output_folder import check_free_space
 from mergelab.config import Recipe
+from mergelab.evals.entry import task_path
 from mergelab.evals.protocols import PROTOCOLS
 from mergelab.evals.request import EvalRequest
-from mergelab.evals.entry import task_path
 from mergelab.evals.task_folder import known_tasks, own_data
 from mergelab.sweeps.grid import PointSpec
 from mergelab.sweeps.models import Models

@@ -13,8 +13,8 @@ from mergelab.checkpoints.hub import resolve_source
 from mergelab.config import Experiment, Source
 from mergelab.device import choose_device
 from mergelab.errors import MachineError, MergelabError
-from mergelab.evals.loading import offline
 from mergelab.evals.entry import TaskEntry
+from mergelab.evals.loading import offline
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.resources import NEEDS, prepare
 from mergelab.evals.sandbox import describe_isolation

@@ -79,7 +79,8 @@ CASES = {
             "lower case": ("anger: 10\njoy: 0\nfear: 3\nhope: 5", 0, 0),
             "no space": ("Anger:10\nJoy:0\nFear:3\nHope:5", 0, 0),
             "bold": ("**Anger**: 10\n**Joy**: 0\n**Fear**: 3\n**Hope**: 5", 0, 0),
-            "worse than nothing": ("Anger: 0\nJoy: 10\nFear: 10\nHope: 0", 100 - 7.477 * (10 + 10 + 7 + 6.5 / (1 + 2.718281828459045**-1.2)), 1),
+            "worse than nothing": ("Anger: 0\nJoy: 10\nFear: 10\nHope: 0",
+                                   100 - 7.477 * (10 + 10 + 7 + 6.5 / (1 + 2.718281828459045**-1.2)), 1),
             "beyond the scale": ("Anger: 100\nJoy: 99\nFear: 99\nHope: 99", EQ_BENCH_LOWEST, 1),
             "empty": ("", 0, 0),
         },
@@ -326,7 +327,7 @@ def test_documents_of_other_lengths_are_not_graded(tmp_path):
     lines = documents("niah_single_1")
     suite = load(tmp_path, "niah_single_1", [*lines[:2], {**lines[2], "max_length": 8192}])
     assert suite.tasks[0].n == 2
-    with pytest.raises(RecipeError, match="no document at .* has max_length 4096"):
+    with pytest.raises(RecipeError, match=r"no document at .* has max_length 4096"):
         load(tmp_path, "niah_single_1", [{**line, "max_length": 8192} for line in lines])
 
 
@@ -343,7 +344,9 @@ def test_unknown_result_keys_are_found_when_the_task_is_loaded(graded):
 
 @pytest.mark.skipif(HAS_MATH, reason="the extra is installed")
 def test_missing_extra_is_named_before_any_work(tmp_path):
-    with pytest.raises(MachineError, match=r"minerva_math500: .* math_verify, antlr4 not .* pip install 'lm_eval\[math\]'"):
+    with pytest.raises(
+        MachineError, match=r"minerva_math500: .* math_verify, antlr4 not .* pip install 'lm_eval\[math\]'"
+    ):
         load(tmp_path, "minerva_math500")
 
 
