@@ -59,7 +59,7 @@ def made_with(entry: TaskEntry, config: dict[str, Any], tokenizer: Path | None) 
     if not 0 < length <= _MOST_TOKENS:
         raise RecipeError(
             f"task {entry.name}: the tokenizer at {tokenizer} needs {length} tokens for {_SENTENCE!r}, expected at "
-            f"most {_MOST_TOKENS}: documents cannot be made with it. Give documents with evals.data, or leave the task out."
+            f"most {_MOST_TOKENS}: no documents can be made with it. Give some with evals.data, or leave the task out."
         )
     config["metadata"] = {**(config.get("metadata") or {}), "tokenizer": str(tokenizer)}
     states = random.getstate(), np.random.get_state()
