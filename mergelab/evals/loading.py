@@ -21,7 +21,7 @@ from typing import Any
 from mergelab.errors import MachineError, RecipeError
 from mergelab.evals.code_eval import own_code_eval
 from mergelab.evals.documents import Document, read_splits
-from mergelab.evals.entry import TaskEntry, task_path
+from mergelab.evals.entry import TaskEntry, nearest, task_path
 from mergelab.evals.keys import check_keys
 from mergelab.evals.making import made_with
 from mergelab.evals.options import gpqa_documents
@@ -94,11 +94,26 @@ def load_subtasks(entry: TaskEntry, how: Loading) -> list[LoadedSubtask]:
         except MachineError as error:
             raise MachineError(f"task {entry.name}: {error}") from error
     definitions = _definitions(entry)
+    if entry.subject and how.data is not None:
+        _check_subjects(entry, [config for _, config in definitions], how.data)
     built = [_load(entry, path, config, how) for path, config in definitions]
-    subtasks = [subtask for subtask in built if subtask is not None]
-    if not subtasks:
-        raise RecipeError(f"task {entry.name}: no document at {how.data} has a {entry.subject} that the task knows.")
-    return subtasks
+    return [subtask for subtask in built if subtask is not None]
+
+
+def _check_subjects(entry: TaskEntry, definitions: list[dict[str, Any]], data: Path) -> None:
+    """Refuse local documents of a family that none of its members would take."""
+    assert entry.subject is not None
+    split = _graded_split(definitions[0])
+    known = {_words(subtask_name(definition)): subtask_name(definition) for definition in definitions}
+    found = Counter(
+        str(document[entry.subject]) for document in read_splits(entry.name, data, entry.fields, split)[split]
+    )
+    unknown = [name for name in found if _words(name) not in known]
+    if unknown:
+        raise RecipeError(
+            f"task {entry.name}: {data}: {sum(found[name] for name in unknown)} documents have a {entry.subject} that "
+            f"the task does not know: {unknown[0]!r}{nearest(unknown[0], list(known.values()))}."
+        )
 
 
 def _definitions(entry: TaskEntry) -> list[tuple[Path, dict[str, Any]]]:
@@ -131,6 +146,8 @@ def _load(entry: TaskEntry, path: Path, definition: Mapping[str, Any], how: Load
     elif config.get("custom_dataset") is not None and not entry.tokenized:
         task = _build_own(entry, config, path)
     else:
+        if entry.tokenized:
+            how.notify(f"task {config['task']}: making its documents with the tokenizer at {how.tokenizer}")
         with made_with(entry, config, how.tokenizer):
             task = _build_from_hub(entry, config, how.notify)
     return _finish(entry, task, path)

@@ -121,8 +121,11 @@ def test_family_takes_local_documents_of_its_members_and_leaves_out_the_others(t
     ]
     assert loaded.n == 3
     assert load(tmp_path, "mmlu").n == 2
-    with pytest.raises(RecipeError, match="has a category that the task knows"):
-        load(tmp_path, "mmlu_pro", [DOCUMENTS["mmlu_pro"][0] | {"category": "astrology"}])
+    documents = [*DOCUMENTS["mmlu_pro"], DOCUMENTS["mmlu_pro"][0] | {"category": "computer sciense"}]
+    with pytest.raises(
+        RecipeError, match=r"1 documents have a category .*'computer sciense' \(did you mean computer_science"
+    ):
+        load(tmp_path, "mmlu_pro", documents)
 
 
 def test_gpqa_options_depend_on_the_question_alone(tmp_path):
