@@ -61,7 +61,7 @@ class TaskEntry:
     fields: Mapping[str, type] = field(default_factory=dict)
     only: Mapping[str, Any] = field(default_factory=dict)
     group: bool = False
-    members: str | None = None
+    members: str = ""
     subject: str | None = None
     cluster: str | None = None
     unparsable: Unparsable = "filter"

@@ -218,7 +218,7 @@ TASKS: dict[str, TaskEntry] = {
                 fields=_RULER | ({"subtask": str} if name == "ruler" else {}),
                 only={"max_length": 4096},
                 group=name == "ruler",
-                members="[cfnqv]*.yaml" if name == "ruler" else None,
+                members="[cfnqv]*.yaml" if name == "ruler" else "",
                 subject="subtask" if name == "ruler" else None,
                 unparsable="empty",
                 needs=("ruler",),
