@@ -48,7 +48,7 @@ class TaskRecord:
     """One finished task of one point."""
 
     metrics: dict[str, Any]
-    """metrics.json: key, task, modality, protocol, counts and scores."""
+    """metrics.json: key, task, modality, protocol, counts and scores; ``lowest`` where a score of 0 is not 0 points."""
     samples: tuple[dict[str, Any], ...]
     """The lines of samples.jsonl, one a document; strict and flexible in [0, 1] or None (ungradable)."""
 
@@ -371,6 +371,8 @@ def _metric_problems(value: Mapping[str, Any], task: str) -> list[str]:
         problems.append(f"task: expected {task!r} (the folder), found {value['task']!r}")
     if "modality" in value and value["modality"] not in MODALITIES:
         problems.append(f"modality: expected text or vision, found {value['modality']!r}")
+    if not (_is_number(value.get("lowest", 0)) and value.get("lowest", 0) <= 0):
+        problems.append(f"lowest: expected the points of a score of 0, at most 0, found {value['lowest']!r}")
     return problems
 
 

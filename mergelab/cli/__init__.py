@@ -30,6 +30,7 @@ from mergelab.cli.report import report
 from mergelab.cli.run import run
 from mergelab.cli.screen import screen
 from mergelab.cli.sink import sink
+from mergelab.cli.tasks import tasks
 from mergelab.errors import MachineError, MergelabError
 
 INTERRUPTED = 130
@@ -84,7 +85,7 @@ def main() -> None:
 
 
 COMMANDS = (
-    *(run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, bench),
+    *(run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, tasks, bench),
     *(check, doctor, regrade, export_tower, export_mergekit, import_mergekit, import_samples),
 )
 

@@ -60,8 +60,15 @@ class Evals(Document):
     tasks: Literal["auto"] | Tasks = "auto"
     """Names of tasks; auto takes those of the protocol."""
 
-    data: dict[Text, Text] = Field(default_factory=dict)
-    """Local JSONL data by task (relative to the recipe), instead of the task's own source."""
+    data: Text | dict[Text, Text] = Field(default_factory=dict)
+    """Local JSONL data by task, a file or a folder of splits, instead of the task's own source; or one folder with
+    ``TASK.jsonl`` or ``TASK/SPLIT.jsonl``. Relative to the recipe."""
+
+    task_folder: Text | None = None
+    """Folder of lm-eval YAMLs with a ``registry.yaml``: tasks of your own (relative to the recipe)."""
+
+    allow_code: bool = False
+    """Run programs that models write (mbpp, humaneval), and Python that a task folder brings along."""
 
     limit: Count | None = None
     """Documents per task, a seeded random subset of at least 1; null takes all."""

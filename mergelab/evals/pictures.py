@@ -37,6 +37,10 @@ class Picture(str):
     def __getnewargs__(self) -> tuple[Any, ...]:
         return (self.content,)
 
+    def encoded(self) -> str:
+        """Return the base64 of its bytes, as ``read_pictures`` takes it."""
+        return base64.b64encode(self.content).decode("ascii")
+
     def open(self) -> Image:
         """Return the decoded picture, turned as its EXIF data say, as a data set of the hub would hand it over."""
         from PIL import ExifTags, Image, ImageOps

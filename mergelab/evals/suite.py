@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from mergelab.errors import MachineError, MergelabError, RecipeError, problem_list
 from mergelab.evals.engines import BATCH_SIZE, Engine
+from mergelab.evals.entry import nearest
 from mergelab.evals.loaded import SEEDS, LoadedTask, ready_task, sha256_text
-from mergelab.evals.loading import load_subtasks
+from mergelab.evals.loading import Loading, load_subtasks
 from mergelab.evals.prompts import PromptMemory
-from mergelab.evals.protocols import PROTOCOLS, Protocol
+from mergelab.evals.protocols import Protocol
 from mergelab.evals.quiet import Progress, quiet, quiet_harness
-from mergelab.evals.request import EvalRequest
-from mergelab.evals.samples import Sample, build_samples, check_against_harness, count, harness_scores, score_points
-from mergelab.evals.tasks import TASKS, nearest
+from mergelab.evals.request import EvalRequest, check_request
+from mergelab.evals.resources import check_thread
+from mergelab.evals.samples import Sample, build_samples, check_scores, harness_scores, scored
+from mergelab.evals.task_folder import known_tasks, own_data
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -130,6 +132,7 @@ class EvalSuite:
             MergelabError: lm-eval's scores differ from ours over the same answers.
         """
         task = self._task(task_name)
+        check_thread(task.name, task.entry.needs)
         template = self.check_tokenizer(tokenizer, chat_template)
         with quiet():
             prepared = self._prepare(tokenizer, template)
@@ -147,9 +150,7 @@ class EvalSuite:
             "protocol": task.protocol,
             "backend": task.backend,
             "n": task.n,
-            "strict": score_points(samples, "strict"),
-            "flexible": score_points(samples, "flexible"),
-            **{flag: count(samples, flag) for flag in ("truncated", "empty", "unparsable", "ungradable")},
+            **scored(task.entry, samples),
             "ungradable_reasons": dict(sum((part.loaded.failures for part in task.parts), Counter())),
             "cut_prompts": harness.num_cut_prompts,
             "num_tokens": sum(sample["num_tokens"] for sample in samples),
@@ -161,8 +162,7 @@ class EvalSuite:
             "flexible_key": task.flexible_key,
             "lm_eval": harness_scores(task, results, samples),
         }
-        for grader in ("strict", "flexible"):
-            check_against_harness(task.name, grader, metrics[grader], metrics["lm_eval"][grader])
+        check_scores(task.entry, samples, metrics["lm_eval"])
         return TaskResult(metrics, samples)
 
     def _harness(
@@ -226,6 +226,7 @@ class EvalSuite:
             cache_requests=False,
             bootstrap_iters=0,
             log_samples=True,
+            confirm_run_unsafe_code=task.entry.code,
             apply_chat_template=self.protocol.apply_chat_template,
             fewshot_as_multiturn=self.protocol.apply_chat_template and self.protocol.fewshot_as_multiturn,
             **SEEDS,
@@ -249,55 +250,27 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
         MachineError: Documents or a grader's resource are not on this machine; all of them in one message.
     """
     protocol, names, batch_size = check_request(request)
+    known = known_tasks(request.task_folder)
     tasks: list[LoadedTask] = []
     problems: list[MergelabError] = []
     for name in names:
-        budget = request.max_gen_toks.get(name, protocol.max_gen_toks.get(name))
+        budget = request.max_gen_toks.get(name, protocol.max_gen_toks.get(name, known[name].max_gen_toks))
         try:
-            subtasks = load_subtasks(TASKS[name], request.data.get(name), protocol.shots(name), budget, notify)
+            data = request.source(name) or own_data(known[name])
+            how = Loading(data, protocol.shots(name), budget, request.tokenizer, notify)
+            subtasks = load_subtasks(known[name], how)
         except (RecipeError, MachineError) as error:
             problems.append(error)
             continue
-        engine_decides = request.backend != "hf" and TASKS[name].modality == "text" and request.batch_size is None
+        engine_decides = request.backend != "hf" and known[name].modality == "text" and request.batch_size is None
         size = BATCH_SIZE if engine_decides else batch_size
-        tasks.append(ready_task(TASKS[name], subtasks, request, protocol, size))
+        tasks.append(ready_task(known[name], subtasks, request, protocol, size))
     if len(problems) == 1:
         raise problems[0]
     if problems:
         kind = next((RecipeError for problem in problems if isinstance(problem, RecipeError)), MachineError)
         raise kind(problem_list(f"{len(problems)} tasks cannot be loaded.", [str(problem) for problem in problems]))
     return EvalSuite(tuple(tasks), protocol, batch_size)
-
-
-def check_request(request: EvalRequest) -> tuple[Protocol, tuple[str, ...], int]:
-    """Return protocol, task names and batch size, or raise every problem of the request at once."""
-    if request.protocol not in PROTOCOLS:
-        raise RecipeError(f"evals.protocol {request.protocol!r}: unknown{nearest(request.protocol, list(PROTOCOLS))}.")
-    protocol = PROTOCOLS[request.protocol]
-    names = protocol.tasks if request.tasks is None else request.tasks
-    problems = [
-        f"evals.tasks: unknown task {name!r}{nearest(name, list(TASKS))}" for name in names if name not in TASKS
-    ]
-    problems += [f"evals.tasks: {name!r} stands twice" for name, times in Counter(names).items() if times > 1]
-    if not names:
-        problems.append("evals.tasks: names no task")
-    for key in ("data", "max_gen_toks"):
-        for name in getattr(request, key):
-            if name not in names:
-                problems.append(f"evals.{key}: {name!r} is not among the tasks{nearest(name, list(names))}")
-    if request.limit is not None and request.limit < 1:
-        problems.append(f"evals.limit: expected at least 1 document, found {request.limit}")
-    batch_size = protocol.batch_size if request.batch_size is None else request.batch_size
-    if batch_size < 1:
-        problems.append(f"evals.batch_size: expected at least 1 row, found {batch_size}")
-    problems += [
-        f"evals.max_gen_toks: {name}: expected at least 1 token, found {tokens}"
-        for name, tokens in request.max_gen_toks.items()
-        if tokens < 1
-    ]
-    if problems:
-        raise RecipeError(problem_list("The evals block cannot be used.", problems))
-    return protocol, tuple(names), batch_size
 
 
 def _words_of(tokenizer: Any) -> Any:
@@ -315,7 +288,6 @@ def _check_context(task: LoadedTask, context: int) -> None:
 
 def _collect(task: LoadedTask, results: Any, generations: list[Any]) -> tuple[list[Sample], str]:
     """Return the samples of all parts in document order, and the first rendered prompt."""
-    entry = TASKS[task.name]
     samples: list[Sample] = []
     used = 0
     for part in task.parts:
@@ -325,7 +297,7 @@ def _collect(task: LoadedTask, results: Any, generations: list[Any]) -> tuple[li
             endings = [(one.num_tokens, one.ended) for one in generations[used : used + size]]
             used += size
         rows = results["samples"][part.loaded.name]
-        samples += build_samples(entry, rows, endings, part.first_doc_id)
+        samples += build_samples(task.entry, rows, endings, part.first_doc_id)
     first = results["samples"][task.parts[0].loaded.name][0]
     return samples, str(first["arguments"][0][0])
 

@@ -139,7 +139,7 @@ def prepare(
     versions = backend_versions(recipe.evals.backend, device)
     limit_threads(models.num_parameters("vlm"), device)
     jobs, ancestry = check_models(recipe, models)
-    suite = load_suite(eval_request(recipe, pair), say)
+    suite = load_suite(eval_request(recipe, pair, models.checkpoints["base"].folder), say)
     prompts = load_prompts(recipe.sink.prompts)
     tokenizers = load_tokenizers(models)
     suite.check_tokenizer(tokenizers.text)

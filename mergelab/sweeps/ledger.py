@@ -96,6 +96,6 @@ def _asked_alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 def _settings(experiment: Mapping[str, Any]) -> list[Any]:
     """Return what has to agree apart from the tasks; which documents and budgets they have is in ``asked``."""
     recipe = experiment["recipe"]
-    other = ("tasks", "data", "max_gen_toks", "replicate")
+    other = ("tasks", "data", "max_gen_toks", "replicate", "task_folder", "allow_code")
     evals = {key: value for key, value in recipe["evals"].items() if key not in other}
     return [evals, experiment["pair"]["protocol"], recipe["sink"]]

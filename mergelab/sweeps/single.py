@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 
 from mergelab import __version__
+from mergelab.atomic import write_text
 from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
 from mergelab.checkpoints.hub import resolve_source
@@ -191,7 +194,7 @@ def evaluate_model(
     # Asked for first: a missing program costs no work.
     kind = None if request.backend == "hf" else vllm_kind(device)
     checkpoint, tower = _open(source, say)
-    suite = load_suite(request, say)
+    suite = load_suite(replace(request, tokenizer=checkpoint.folder), say)
     sees = tower.sees_pictures and has_vlm_class(checkpoint.folder)
     blind = [task.name for task in suite.tasks if task.modality == "vision" and not sees]
     if blind:
@@ -227,6 +230,29 @@ def evaluate_model(
             reader = processor if task.needs_processor else tokenizer
             results.append(suite.evaluate(task.name, asked, reader, generation_config=generation))
     return results
+
+
+def write_documents(
+    source: str, request: EvalRequest, folder: Path, say: Callable[[str], None] = lambda line: None
+) -> list[Path]:
+    """Write the documents of the tasks of a request as JSONL files that ``data_folder`` takes; nothing is graded.
+
+    Args:
+        source: The model whose tokenizer counts, for documents that are made to a length in tokens.
+        request: The tasks.
+        folder: Where the files go.
+        say: Told before a data set is fetched.
+
+    Returns:
+        The files, in the order of the tasks.
+    """
+    checkpoint, _ = _open(source, say)
+    suite = load_suite(replace(request, tokenizer=checkpoint.folder), say)
+    paths = []
+    for task in suite.tasks:
+        paths.append(folder / f"{task.name}.jsonl")
+        write_text(paths[-1], "".join(json.dumps(document) + "\n" for document in task.documents()))
+    return paths
 
 
 def _open(source: str, say: Callable[[str], None]) -> tuple[Checkpoint, Tower]:

@@ -24,7 +24,7 @@ from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import TaskResult, load_suite
 from mergelab.evals.tasks import TASKS, task_path
 from mergelab.sweeps.processor import load_processor
-from mergelab.sweeps.single import evaluate_model
+from mergelab.sweeps.single import evaluate_model, write_documents
 from tests.evals.picture_models import (
     PICTURE_TEMPLATE,
     chart_documents,
@@ -246,6 +246,16 @@ def test_budgets_and_stop_strings_are_upstreams(tmp_path: Path) -> None:
         upstream = load_yaml(task_path(TASKS[task.name]) / yaml)["generation_kwargs"]
         assert task.stage["generation_kwargs"] == upstream
         assert task.max_gen_toks == 512 and task.needs_processor and "pillow" in task.stage["versions"]
+
+
+def test_written_documents_can_be_read_again_as_the_same(vlm: Path, tmp_path: Path) -> None:
+    data = {"chartqa": chart_documents(tmp_path), "mmmu_val": mmmu_documents(tmp_path)}
+    first = EvalRequest("paper-instruct-v1", tasks=("mmmu_val", "chartqa"), data=data)
+    write_documents(str(vlm), first, tmp_path / "written")
+    again = EvalRequest("paper-instruct-v1", tasks=("mmmu_val", "chartqa"), data_folder=tmp_path / "written")
+    for old, new in zip(load_suite(first).tasks, load_suite(again).tasks, strict=True):
+        assert [part.loaded.task.eval_docs for part in new.parts] == [part.loaded.task.eval_docs for part in old.parts]
+        assert new.stage["data_sha256"] == old.stage["data_sha256"]
 
 
 def test_a_context_too_short_for_the_pictures_is_refused(vlm: Path, tmp_path: Path) -> None:
