@@ -48,7 +48,7 @@ class TaskRecord:
     """One finished task of one point."""
 
     metrics: dict[str, Any]
-    """metrics.json: key, task, modality, protocol, counts and scores."""
+    """metrics.json: key, task, modality, protocol, counts and scores; ``lowest`` where a score of 0 is not 0 points."""
     samples: tuple[dict[str, Any], ...]
     """The lines of samples.jsonl, one a document; strict and flexible in [0, 1] or None (ungradable)."""
 
@@ -226,6 +226,8 @@ def refuse_foreign_folder(folder: Path) -> None:
 def read_run(folder: Path) -> Run:
     """Read a run folder, finished or not: every point that has begun, every stage that is done.
 
+    Tasks whose results were imported are listed behind those of the experiment, marked ``imported``.
+
     Raises:
         DamagedFileError: the folder is missing or is no run folder; a file is torn, truncated, not JSON, of
             another format, or lacks an entry. The message names the file and, where there is one, the line.
@@ -246,6 +248,7 @@ def read_run(folder: Path) -> Run:
             missing.append(point_id)
         else:
             points.append(point)
+    experiment["tasks"] = [*experiment["tasks"], *_imported_tasks(experiment, points)]
     listed = set(experiment["points"])
     begun = [path.name for path in _subfolders(folder / "points") if (path / "point.json").is_file()]
     return Run(
@@ -255,6 +258,17 @@ def read_run(folder: Path) -> Run:
         missing=tuple(missing),
         unlisted=tuple(name for name in begun if name not in listed),
     )
+
+
+def _imported_tasks(experiment: Mapping[str, Any], points: Sequence[PointFolder]) -> list[dict[str, Any]]:
+    """Return the tasks that points have from elsewhere, in the order in which they are met."""
+    known = {task["task"] for task in experiment["tasks"]}
+    found: dict[str, dict[str, Any]] = {}
+    for name, metrics in ((name, record.metrics) for point in points for name, record in point.tasks.items()):
+        if metrics.get("imported") and name not in known:
+            entry = {key: metrics[key] for key in ("task", "modality", "protocol")}
+            found.setdefault(name, {**entry, "n": metrics.get("n"), "imported": True})
+    return list(found.values())
 
 
 def _read_point(folder: Path, point_id: str) -> PointFolder | None:
@@ -357,6 +371,8 @@ def _metric_problems(value: Mapping[str, Any], task: str) -> list[str]:
         problems.append(f"task: expected {task!r} (the folder), found {value['task']!r}")
     if "modality" in value and value["modality"] not in MODALITIES:
         problems.append(f"modality: expected text or vision, found {value['modality']!r}")
+    if not (_is_number(value.get("lowest", 0)) and value.get("lowest", 0) <= 0):
+        problems.append(f"lowest: expected the points of a score of 0, at most 0, found {value['lowest']!r}")
     return problems
 
 

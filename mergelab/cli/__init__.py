@@ -20,6 +20,7 @@ from mergelab.cli.doctor import doctor
 from mergelab.cli.evaluate import evaluate
 from mergelab.cli.export_tower import export_tower
 from mergelab.cli.families import families
+from mergelab.cli.import_samples import import_samples
 from mergelab.cli.merge import merge
 from mergelab.cli.mergekit import export_mergekit, import_mergekit
 from mergelab.cli.methods import methods
@@ -30,6 +31,7 @@ from mergelab.cli.report import report
 from mergelab.cli.run import run
 from mergelab.cli.screen import screen
 from mergelab.cli.sink import sink
+from mergelab.cli.tasks import tasks
 from mergelab.errors import MachineError, MergelabError
 
 INTERRUPTED = 130
@@ -84,8 +86,8 @@ def main() -> None:
 
 
 COMMANDS = (
-    *(run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, bench),
-    *(check, families, doctor, regrade, export_tower, export_mergekit, import_mergekit),
+    *(run, plan, merge, sink, diagnose, screen, evaluate, report, methods, pairs, tasks, bench),
+    *(check, families, doctor, regrade, export_tower, export_mergekit, import_mergekit, import_samples),
 )
 
 for command in COMMANDS:

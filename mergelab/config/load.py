@@ -134,7 +134,13 @@ def _refusal(path: Path, overrides: Mapping[str, Any] | None, problems: list[str
 
 def _anchored(recipe: Recipe, folder: Path) -> Recipe:
     """Make the paths of a recipe absolute, relative to the folder it lies in."""
-    data = {task: str(absolute(path, folder)) for task, path in recipe.evals.data.items()}
+    data: str | dict[str, str]
+    if isinstance(recipe.evals.data, str):
+        data = str(absolute(recipe.evals.data, folder))
+    else:
+        data = {task: str(absolute(path, folder)) for task, path in recipe.evals.data.items()}
+    tasks = recipe.evals.task_folder
+    changes = {"data": data, "task_folder": None if tasks is None else str(absolute(tasks, folder))}
     prompts = recipe.sink.prompts
     if not prompts.startswith(BUILT_IN_PROMPTS):
         prompts = str(absolute(prompts, folder))
@@ -144,7 +150,7 @@ def _anchored(recipe: Recipe, folder: Path) -> Recipe:
     return recipe.model_copy(
         update={
             "pair": pair,
-            "evals": recipe.evals.model_copy(update={"data": data}),
+            "evals": recipe.evals.model_copy(update=changes),
             "sink": recipe.sink.model_copy(update={"prompts": prompts}),
         }
     )
@@ -153,9 +159,14 @@ def _anchored(recipe: Recipe, folder: Path) -> Recipe:
 def _reference_problems(recipe: Recipe) -> list[str]:
     """Return the files that are not there and the tasks that are not run."""
     evals, claims = recipe.evals, recipe.claims
+    data = {} if isinstance(evals.data, str) else evals.data
     problems = [
-        f"evals.data.{task}: no such file: {path}" for task, path in evals.data.items() if not Path(path).is_file()
+        f"evals.data.{task}: no such file or folder: {path}" for task, path in data.items() if not Path(path).exists()
     ]
+    if isinstance(evals.data, str) and not Path(evals.data).is_dir():
+        problems.append(f"evals.data: no such folder: {evals.data} (for one task write data: {{TASK: FILE.jsonl}})")
+    if evals.task_folder is not None and not Path(evals.task_folder).is_dir():
+        problems.append(f"evals.task_folder: no such folder: {evals.task_folder}")
     prompts = recipe.sink.prompts
     if not prompts.startswith(BUILT_IN_PROMPTS) and not Path(prompts).is_file():
         problems.append(f"sink.prompts: neither a built-in set (builtin-v1) nor a file: {prompts}")
@@ -167,7 +178,7 @@ def _reference_problems(recipe: Recipe) -> list[str]:
     if evals.tasks != "auto":
         run = ", ".join(evals.tasks)
         named_elsewhere = [
-            *((f"evals.data.{task}", task) for task in evals.data),
+            *((f"evals.data.{task}", task) for task in data),
             *((f"evals.max_gen_toks.{task}", task) for task in evals.max_gen_toks),
             *(("claims.primary", task) for task in (claims.primary if claims.primary != "auto" else ())),
         ]
@@ -188,7 +199,8 @@ def _fit_problems(recipe: Recipe, pair: Pair) -> list[str]:
         )
     if not pair.is_bench:
         evals = recipe.evals
-        named = [*(evals.tasks if evals.tasks != "auto" else ()), *evals.data, *evals.max_gen_toks]
+        data = () if isinstance(evals.data, str) else evals.data
+        named = [*(evals.tasks if evals.tasks != "auto" else ()), *data, *evals.max_gen_toks]
         tasks = list(dict.fromkeys(task for task in named if task.startswith(BENCH_TASK_PREFIX)))
         if tasks:
             problems.append(

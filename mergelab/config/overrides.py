@@ -97,7 +97,7 @@ def _anchored(key: str, value: Any) -> Any:
         return str(absolute(value, None))
     if key == "sink.prompts" and isinstance(value, str) and is_path(value):
         return str(absolute(value, None))
-    if key.startswith("evals.data.") and isinstance(value, str):
+    if (key in ("evals.data", "evals.task_folder") or key.startswith("evals.data.")) and isinstance(value, str):
         return str(absolute(value, None))
     if key in ("evals", "sink") and isinstance(value, dict):
         return {inner: _anchored(f"{key}.{inner}", item) for inner, item in value.items()}

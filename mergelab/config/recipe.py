@@ -60,17 +60,25 @@ class Evals(Document):
     tasks: Literal["auto"] | Tasks = "auto"
     """Names of tasks; auto takes those of the protocol."""
 
-    data: dict[Text, Text] = Field(default_factory=dict)
-    """Local JSONL data by task (relative to the recipe), instead of the task's own source."""
+    data: Text | dict[Text, Text] = Field(default_factory=dict)
+    """Local JSONL data by task, a file or a folder of splits, instead of the task's own source; or one folder with
+    ``TASK.jsonl`` or ``TASK/SPLIT.jsonl``. Relative to the recipe."""
+
+    task_folder: Text | None = None
+    """Folder of lm-eval YAMLs with a ``registry.yaml``: tasks of your own (relative to the recipe)."""
+
+    allow_code: bool = False
+    """Run programs that models write (mbpp, humaneval), and Python that a task folder brings along."""
 
     limit: Count | None = None
     """Documents per task, a seeded random subset of at least 1; null takes all."""
 
     batch_size: Count | None = None
-    """Prompts per forward pass, at least 1; null takes the protocol's."""
+    """Prompts per forward pass, at least 1; null takes the protocol's, and 256 for text under vllm."""
 
-    backend: Literal["hf"] = "hf"
-    """What generates the answers: transformers, on the live model."""
+    backend: Literal["hf", "vllm"] = "hf"
+    """What answers text tasks: ``hf``, transformers on the live model, or ``vllm`` (an extra; one GPU, with room for
+    the weights twice). Pictures are always shown to the live model."""
 
     template: Literal["base"] = "base"
     """Whose chat template, tokenizer and stop tokens all points share."""

@@ -95,3 +95,15 @@ def read_splits(task: str, path: Path, fields: Mapping[str, type], eval_split: s
             "Name each file after its split."
         )
     return {split: read_documents(task, file, fields) for split, file in files.items()}
+
+
+def named_data(folder: Path, task: str) -> Path | None:
+    """Return ``folder/TASK.jsonl``, or the folder of splits ``folder/TASK``, or None.
+
+    Raises:
+        RecipeError: Both are there.
+    """
+    found = [path for path in (folder / f"{task}.jsonl", folder / task) if path.exists()]
+    if len(found) == 2:
+        raise RecipeError(f"task {task}: expected one of {found[0]} and {found[1]}, found both. Keep one.")
+    return found[0] if found else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from lm_eval.models.utils import handle_stop_sequences, postprocess_generated_te
 from transformers import GenerationConfig, PreTrainedModel
 
 from mergelab.errors import RecipeError
+from mergelab.evals.prompts import PromptMemory
 from mergelab.evals.quiet import replaced
 from mergelab.evals.stopping import StopStrings
 
@@ -59,8 +61,7 @@ class TextHarness(HFLM):
         tokenizer: A tokenizer that may be changed (a pad token is chosen where none is).
         batch_size: Rows a batch.
         decoding: From ``greedy_decoding``.
-        rendered: Conversations already rendered by this tokenizer's template, kept by the caller between
-            calls.
+        memory: Prompts that this tokenizer and template have seen before, kept by the caller between calls.
         enable_thinking: Passed to a template that knows the switch; None passes nothing.
 
     Attributes:
@@ -75,7 +76,7 @@ class TextHarness(HFLM):
         *,
         batch_size: int,
         decoding: GenerationConfig,
-        rendered: dict[str, str],
+        memory: PromptMemory,
         enable_thinking: bool | None = None,
     ) -> None:
         # HFLM ties on construction, which would overwrite an untied head and leave callers with stale
@@ -91,7 +92,7 @@ class TextHarness(HFLM):
         self.decoding = decoding
         self.generations: list[Generation] = []
         self.num_cut_prompts = 0
-        self._rendered = rendered
+        self._memory = memory
         self._prompts: list[str] = []
         self._ended: dict[str, Generation] = {}
 
@@ -102,16 +103,25 @@ class TextHarness(HFLM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render a conversation, once per text: the points of a sweep ask the same questions."""
         key = json.dumps([chat_history, add_generation_prompt])
-        if key not in self._rendered:
-            self._rendered[key] = super().apply_chat_template(chat_history, add_generation_prompt)
-        return self._rendered[key]
+        rendered = self._memory.rendered
+        if key not in rendered:
+            rendered[key] = super().apply_chat_template(chat_history, add_generation_prompt)
+        return rendered[key]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Answer the requests with ``HFLM``'s loop, then file how each one ended."""
         self._ended = {}
-        texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
+        # HFLM encodes every prompt to sort them by length, one by one.
+        with replaced(self, "tok_encode", self._encode_once):
+            texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
         self.generations.extend(self._ended[request.args[0]] for request in requests)
         return texts
+
+    def _encode_once(self, prompt: str) -> array[int]:
+        encoded = self._memory.encoded
+        if prompt not in encoded:
+            encoded[prompt] = array("i", super().tok_encode(prompt))
+        return encoded[prompt]
 
     def tok_batch_encode(
         self,
@@ -164,7 +174,8 @@ class TextHarness(HFLM):
         stops = [text for text in stop if text and text not in end_texts]
         criterion = StopStrings(self.tokenizer, stops, ids.shape[1], len(ids)) if stops else None
         # generate() fills gaps of the given config from the model's stored one: hold that out as well.
-        with replaced(self.model, "generation_config", config):
+        # inference_mode costs less a step than generate()'s own no_grad, and changes no number.
+        with torch.inference_mode(), replaced(self.model, "generation_config", config):
             sequences: torch.Tensor = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,
@@ -184,6 +195,19 @@ def _ending(answer: Sequence[int], end_ids: set[int], stopped_at: int | None) ->
     return Generation(min(places), True) if places else Generation(len(answer), False)
 
 
+def image_token_id(model: PreTrainedModel) -> int:
+    """Return the token that stands for a picture in prompts.
+
+    Raises:
+        RecipeError: The model's config names none.
+    """
+    for name in ("image_token_id", "image_token_index"):
+        found = getattr(model.config, name, None)
+        if found is not None:
+            return int(found)
+    raise RecipeError(f"{type(model).__name__}: its config names no image token; it cannot be shown pictures.")
+
+
 class PictureHarness(TextHarness):
     """``TextHarness`` over a vision-language model, for tasks whose documents carry pixels.
 
@@ -195,7 +219,7 @@ class PictureHarness(TextHarness):
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Answer picture requests: sorted by length, left-padded, in batches of the fixed size."""
-        encoded = [self._encode(request.args[0], len(request.args[2]["visual"])) for request in requests]
+        encoded = [self._encode_prompt(request) for request in requests]
         order = sorted(range(len(requests)), key=lambda number: (-len(encoded[number]), number))
         texts: dict[int, str] = {}
         generations: dict[int, Generation] = {}
@@ -204,9 +228,9 @@ class PictureHarness(TextHarness):
             batch = order[start : start + self.batch_size]
             settings = requests[batch[0]].args[1]
             stop = handle_stop_sequences(list(settings["until"]), eos=self.tok_decode([self.eot_token_id], False))
-            ids, mask = self._pad([encoded[number] for number in batch])
-            pixels = [picture for number in batch for picture in requests[number].args[2]["visual"]]
-            sequences, ended = self.decode(ids, mask, settings["max_gen_toks"], stop, pixel_values=self._pixels(pixels))
+            inputs = self._inputs([requests[number] for number in batch], [encoded[number] for number in batch])
+            ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask")
+            sequences, ended = self.decode(ids, mask, settings["max_gen_toks"], stop, **inputs)
             for number, row, generation in zip(batch, sequences[:, ids.shape[1] :].tolist(), ended, strict=True):
                 texts[number] = postprocess_generated_text(self.tok_decode(row), stop, None)
                 generations[number] = generation
@@ -214,16 +238,11 @@ class PictureHarness(TextHarness):
         self.generations.extend(generations[number] for number in range(len(requests)))
         return [texts[number] for number in range(len(requests))]
 
-    def _encode(self, prompt: str, num_pictures: int) -> list[int]:
+    def _encode_prompt(self, request: Any) -> list[int]:
         """Return prompt ids with one image token a picture feature."""
+        prompt, num_pictures = request.args[0], len(request.args[2]["visual"])
         config = self.model.config
-        image_id = getattr(config, "image_token_id", None)
-        if image_id is None:
-            image_id = getattr(config, "image_token_index", None)
-        if image_id is None:
-            raise RecipeError(
-                f"{type(self.model).__name__}: its config names no image token; it cannot be shown pictures."
-            )
+        image_id = image_token_id(self.model)
         ids = self.tok_encode(prompt)
         features = getattr(config, "image_seq_length", 1)
         found = ids.count(image_id)
@@ -235,6 +254,12 @@ class PictureHarness(TextHarness):
                 f"{num_pictures} pictures, found {found}. The tokenizer and the model do not belong together."
             )
         return [token for one in ids for token in ([one] * features if one == image_id else [one])]
+
+    def _inputs(self, requests: Sequence[Any], encoded: list[list[int]]) -> dict[str, torch.Tensor]:
+        """Return what the model is given for a batch: ``input_ids``, ``attention_mask`` and the pictures."""
+        ids, mask = self._pad(encoded)
+        pixels = [picture for request in requests for picture in request.args[2]["visual"]]
+        return {"input_ids": ids, "attention_mask": mask, "pixel_values": self._pixels(pixels)}
 
     def _pad(self, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and mask of the rows, padded on the left, on the model's device."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
+from mergelab.evals import code_eval
+from mergelab.evals.entry import TaskEntry
+from mergelab.evals.families import subtask_name
 from mergelab.evals.loading import LoadedSubtask
+from mergelab.evals.pictures import Picture
 from mergelab.evals.protocols import Protocol
 from mergelab.evals.request import EvalRequest
-from mergelab.evals.tasks import TaskEntry
+from mergelab.evals.resources import NEEDS
 
 SEEDS = {
     "random_seed": 0,
@@ -23,7 +28,6 @@ SEEDS = {
 """Passed to every call; lm-eval sets the global generators to them."""
 
 _LIBRARIES = ("lm_eval", "transformers", "torch", "tokenizers", "datasets")
-_CHECKERS = ("nltk", "langdetect")
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,14 @@ class LoadedTask:
         modality: "text" or "vision": which view of the live model answers it.
         n: Documents that will be graded.
         protocol: Name of the protocol.
+        backend: What answers it: ``hf``, the live model, or ``vllm``.
         strict_key: lm-eval's result key of the strict grader.
         flexible_key: The key of the lenient twin, or None.
         stage: Everything that determines the answers besides the model, its tokenizer and template;
             JSON-able.
-        max_gen_toks: New tokens; None for log-likelihood tasks.
+        max_gen_toks: New tokens, of a family the most that a member has; None for log-likelihood tasks.
         parts: The task objects (one, or the members of a family).
+        entry: The row of the task.
     """
 
     name: str
@@ -61,6 +67,22 @@ class LoadedTask:
     stage: dict[str, Any]
     max_gen_toks: int | None
     parts: tuple[Part, ...] = field(repr=False, compare=False)
+    entry: TaskEntry = field(repr=False, compare=False)
+    backend: str = "hf"
+
+    @property
+    def needs_processor(self) -> bool:
+        """Whether its pictures go through the vlm's own processor."""
+        return bool(self.entry.pictures)
+
+    def documents(self) -> Iterator[dict[str, Any]]:
+        """Yield every document as JSON can hold it: pictures in base64, in a family with the subtask it belongs to."""
+        for part in self.parts:
+            task = part.loaded.task
+            for document in task.eval_docs:
+                subject = {self.entry.subject: subtask_name(task.config)} if self.entry.subject else {}
+                pictures = {name: one.encoded() for name, one in document.items() if isinstance(one, Picture)}
+                yield {**subject, **document, **pictures}
 
 
 def draw_documents(task: str, total: int, limit: int | None, seed: int) -> tuple[int, ...] | None:
@@ -78,6 +100,7 @@ def ready_task(
     drawn = draw_documents(entry.name, total, request.limit, request.subset_seed)
     parts = tuple(_parts(subtasks, drawn))
     first = subtasks[0]
+    checkers = tuple(package for need in entry.needs for package in NEEDS[need].packages)
     stage = {
         "task": entry.name,
         "protocol": protocol.name,
@@ -93,7 +116,9 @@ def ready_task(
         "seeds": SEEDS,
         "strict_key": entry.strict,
         "flexible_key": entry.flexible,
-        "versions": {library: version(library) for library in _LIBRARIES + _CHECKERS * entry.punkt},
+        "versions": {library: version(library) for library in _LIBRARIES + checkers},
+        **({"scale": [entry.unit, entry.lowest]} if entry.unit != 100 else {}),
+        **({"code": [code_eval.VERSION, platform.python_version()]} if entry.code else {}),
     }
     return LoadedTask(
         name=entry.name,
@@ -103,8 +128,12 @@ def ready_task(
         strict_key=entry.strict,
         flexible_key=entry.flexible,
         stage=stage,
-        max_gen_toks=first.task.config.generation_kwargs["max_gen_toks"] if first.is_generative else None,
+        max_gen_toks=max(one.task.config.generation_kwargs["max_gen_toks"] for one in subtasks)
+        if first.is_generative
+        else None,
         parts=parts,
+        entry=entry,
+        backend=request.backend if entry.modality == "text" else "hf",
     )
 
 

@@ -42,8 +42,8 @@ class Protocol:
         return self.task_fewshot.get(task, self.num_fewshot)
 
 
-# The paper states 1280 for IFEval only; the others are ours: above the harness's 256, which cuts a chat model
-# that explains before it answers.
+# The paper states 1280 for IFEval and 80 for EQ-Bench; the others are ours: above the harness's 256, which cuts a chat
+# model that explains before it answers. RULER's subtasks have budgets of their own.
 _PAPER_BUDGETS = {
     "ifeval": 1280,
     "gsm8k": 1024,
@@ -51,6 +51,15 @@ _PAPER_BUDGETS = {
     "gsm8k_cot_zeroshot": 1024,
     "gpqa_diamond_cot_zeroshot": 1024,
     "mmlu_pro": 2048,
+    "mmmu_val": 512,
+    "chartqa": 512,
+    "bbh_cot_fewshot": 1024,
+    "minerva_math500": 1024,
+    "hendrycks_math500": 1024,
+    "eq_bench": 80,
+    "mbpp": 512,
+    "humaneval": 1024,
+    "humaneval_instruct": 1024,
 }
 
 PROTOCOLS: dict[str, Protocol] = {

@@ -14,10 +14,8 @@ from typing import Any
 from mergelab.errors import RecipeError
 from mergelab.evals.loaded import LoadedTask, Part
 from mergelab.evals.quiet import quiet_harness
-from mergelab.evals.samples import Sample, build_samples, check_against_harness, count, harness_scores, score_points
-from mergelab.evals.tasks import TASKS
-
-_FLAGS = ("empty", "unparsable", "ungradable")
+from mergelab.evals.resources import check_thread
+from mergelab.evals.samples import Sample, build_samples, check_scores, harness_scores, scored
 
 
 def can_regrade(task: LoadedTask) -> bool:
@@ -41,6 +39,7 @@ def regrade(
         RecipeError: A document is not the one that was asked about; the first such is named.
         MergelabError: lm-eval's aggregate over the new verdicts differs from ours.
     """
+    check_thread(task.name, task.entry.needs)
     for part in task.parts:
         part.loaded.failures.clear()
     graded: list[Sample] = []
@@ -55,20 +54,17 @@ def regrade(
             }
             rows, results[part.loaded.name] = _grade(task, part, own)
             endings = [(int(sample["num_tokens"]), not sample["truncated"]) for sample in own.values()]
-            graded += build_samples(TASKS[task.name], rows, endings, part.first_doc_id)
+            graded += build_samples(task.entry, rows, endings, part.first_doc_id)
     if asked:
         raise _other_document(task, min(asked), "the task has no such document now")
     scores = harness_scores(task, {"results": results}, graded)
     now = {
         **metrics,
-        "strict": score_points(graded, "strict"),
-        "flexible": score_points(graded, "flexible"),
-        **{flag: count(graded, flag) for flag in _FLAGS},
+        **scored(task.entry, graded),
         "ungradable_reasons": dict(sum((part.loaded.failures for part in task.parts), Counter())),
         "lm_eval": scores,
     }
-    for grader in ("strict", "flexible"):
-        check_against_harness(task.name, grader, now[grader], scores[grader])
+    check_scores(task.entry, graded, scores)
     return now, graded
 
 

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mergelab.errors import MergelabError
-from mergelab.evals.tasks import TaskEntry
+from mergelab.evals.entry import TaskEntry
+from mergelab.evals.guessing import GUESSED
+
+FLAGS = ("truncated", "empty", "unparsable", "ungradable")
+"""What is counted per task."""
+
+_ROUNDING = 1e-9
+"""A share that is summed from likelihoods may come out as 1.0000000000000002."""
 
 INVALID = "[invalid]"
 """What lm-eval's extracting filters leave when they found no answer."""
@@ -37,6 +44,8 @@ def build_samples(
     Returns:
         Samples with the keys of the run folder. ``strict`` and ``flexible`` are 0, 1 or a fraction; null when
         the grader could not run (``ungradable``) and, for ``flexible``, when the task has no lenient twin.
+        0 stands for ``entry.lowest`` points and 1 for 100. Where ``lowest`` is not 0, ``points`` holds what the strict
+        grader gave, which may lie outside of these (a model that rates emotions beyond the scale).
     """
     by_document: dict[int, dict[str, Mapping[str, Any]]] = defaultdict(dict)
     for row in rows:
@@ -56,7 +65,7 @@ def build_samples(
 def _sample(
     entry: TaskEntry, rows: Mapping[str, Mapping[str, Any]], doc_id: int, ending: tuple[int, bool] | None
 ) -> Sample:
-    strict, flexible = _score(rows, entry.strict), _score(rows, entry.flexible)
+    strict, flexible = _score(entry, rows, entry.strict), _score(entry, rows, entry.flexible)
     ungradable = strict is None or (entry.flexible is not None and flexible is None)
     row = rows[_split(entry.strict)[1]]
     response = _response(row)
@@ -69,6 +78,7 @@ def _sample(
         "response": response,
         "strict": None if ungradable else strict,
         "flexible": None if ungradable else flexible,
+        **({"points": None if ungradable else entry.unit * _value(rows, entry.strict)} if entry.lowest else {}),
         "truncated": ending is not None and not ending[1],
         "empty": empty,
         "unparsable": _is_unparsable(entry, rows, empty),
@@ -84,15 +94,29 @@ def _split(key: str) -> tuple[str, str]:
     return metric, name
 
 
-def _score(rows: Mapping[str, Mapping[str, Any]], key: str | None) -> int | float | None:
+def _value(rows: Mapping[str, Mapping[str, Any]], key: str | None) -> float:
+    """Return lm-eval's value of a document under a result key; not a number if the grader left none."""
+    metric, name = _split(key or ",")
+    value = rows.get(name, {}).get(metric)
+    return math.nan if value is None else float(value)
+
+
+def _score(entry: TaskEntry, rows: Mapping[str, Mapping[str, Any]], key: str | None) -> int | float | None:
     """Return the document's score under a result key, or None if the grader left none."""
-    if key is None:
+    value = _value(rows, key)
+    if not math.isfinite(value):
         return None
-    metric, name = _split(key)
-    value = rows[name].get(metric)
-    if value is None or not math.isfinite(float(value)):
-        return None
-    return int(value) if float(value).is_integer() else float(value)
+    if entry.unit == 100:
+        score = min(value, 1.0)
+        if not 0 <= value < 1 + _ROUNDING:
+            raise MergelabError(
+                f"task {entry.name}: expected {key} in [0, 1], found {value}. A metric that comes in points needs "
+                "unit: 1 in registry.yaml."
+            )
+    else:
+        lowest = entry.lowest if key == entry.strict else 0.0
+        score = min(max((entry.unit * value - lowest) / (100 - lowest), 0.0), 1.0)
+    return int(score) if score.is_integer() else score
 
 
 def _response(row: Mapping[str, Any]) -> str:
@@ -110,14 +134,61 @@ def _is_unparsable(entry: TaskEntry, rows: Mapping[str, Mapping[str, Any]], empt
         return False
     if entry.unparsable == "empty":
         return empty
+    if entry.unparsable == "guessed":
+        return bool(rows[_split(entry.strict)[1]].get(GUESSED))
+    if entry.unparsable == "flexible":
+        return not _value(rows, entry.flexible) > 0
     keys = [key for key in (entry.strict, entry.flexible) if key is not None]
     return all(rows[_split(key)[1]]["filtered_resps"][0] == INVALID for key in keys)
 
 
-def score_points(samples: Sequence[Sample], grader: str) -> float | None:
-    """Return the mean of a grader over the gradable samples in points, 0 to 100; None without any."""
+def score_points(samples: Sequence[Sample], grader: str, lowest: float = 0.0) -> float | None:
+    """Return the mean of a grader over the gradable samples in points; None without any.
+
+    Args:
+        samples: The samples.
+        grader: "strict" or "flexible".
+        lowest: Points of the score 0 under the strict grader; a score of 1 is 100 points.
+    """
     values = [sample[grader] for sample in samples if sample[grader] is not None]
-    return 100.0 * math.fsum(values) / len(values) if values else None
+    if not values:
+        return None
+    least = lowest if grader == "strict" else 0.0
+    return least + (100.0 - least) * math.fsum(values) / len(values)
+
+
+def scored(entry: TaskEntry, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return what the verdicts of a task come to, as metrics.json says it.
+
+    ``strict`` and ``flexible`` in points, and how many samples carry which flag. Where answers can cost points, also
+    what the worst one costs (``lowest``) and how many were graded outside of that and count as the worst or the best.
+    """
+    found: dict[str, Any] = {grader: score_points(samples, grader, entry.lowest) for grader in ("strict", "flexible")}
+    found |= {flag: count(samples, flag) for flag in FLAGS}
+    if entry.lowest:
+        given = [sample["points"] for sample in samples if sample["points"] is not None]
+        beyond = sum(not entry.lowest <= points <= 100 for points in given)
+        found |= {"lowest": entry.lowest, "beyond_scale": beyond}
+    return found
+
+
+def check_scores(entry: TaskEntry, samples: Sequence[Sample], theirs: Mapping[str, Any]) -> None:
+    """Refuse samples whose mean is not the score that lm-eval computed from the same answers.
+
+    Args:
+        entry: The task.
+        samples: Its samples.
+        theirs: ``harness_scores``.
+
+    Raises:
+        MergelabError: They differ by more than 1e-9 points, or only one of them exists.
+    """
+    for grader in ("strict", "flexible"):
+        ours = score_points(samples, grader)
+        if grader == "strict" and entry.lowest:
+            given = [sample["points"] for sample in samples if sample["points"] is not None]
+            ours = math.fsum(given) / len(given) if given else None
+        check_against_harness(entry.name, grader, ours, theirs[grader])
 
 
 def count(samples: Sequence[Sample], flag: str) -> int:
@@ -136,7 +207,7 @@ def harness_scores(task: Any, results: Any, samples: Sequence[Sample]) -> dict[s
             size = sum(sample[grader] is not None for sample in own)
             value = results["results"][part.loaded.name].get(key)
             if value is not None:
-                total, graded = total + 100.0 * float(value) * size, graded + size
+                total, graded = total + task.entry.unit * float(value) * size, graded + size
         scores[grader] = total / graded if graded else None
     scores["results"] = {
         part.loaded.name: {

@@ -15,16 +15,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mergelab.errors import MachineError, MergelabError, RecipeError, problem_list
+from mergelab.evals.engines import BATCH_SIZE, Engine
+from mergelab.evals.entry import nearest
 from mergelab.evals.loaded import SEEDS, LoadedTask, ready_task, sha256_text
-from mergelab.evals.loading import load_subtasks
-from mergelab.evals.protocols import PROTOCOLS, Protocol
+from mergelab.evals.loading import Loading, load_subtasks
+from mergelab.evals.prompts import PromptMemory
+from mergelab.evals.protocols import Protocol
 from mergelab.evals.quiet import Progress, quiet, quiet_harness
-from mergelab.evals.request import EvalRequest
-from mergelab.evals.samples import Sample, build_samples, check_against_harness, count, harness_scores, score_points
-from mergelab.evals.tasks import TASKS, nearest
+from mergelab.evals.request import EvalRequest, check_request
+from mergelab.evals.resources import check_thread
+from mergelab.evals.samples import Sample, build_samples, check_scores, harness_scores, scored
+from mergelab.evals.task_folder import known_tasks, own_data
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
+
+    from mergelab.evals.engine_harness import EngineHarness
+    from mergelab.evals.harness import TextHarness
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,11 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class _PreparedTokenizer:
-    """A caller's tokenizer, our copy of it with the template set, and the prompts rendered with it so far."""
+    """A caller's tokenizer or processor, our copy with the template set, and the prompts it has seen so far."""
 
     source: Any
     tokenizer: Any
-    rendered: dict[str, str]
+    memory: PromptMemory
 
 
 class EvalSuite:
@@ -51,7 +58,7 @@ class EvalSuite:
         self.tasks = tasks
         self.protocol = protocol
         self.batch_size = batch_size
-        self._prepared: _PreparedTokenizer | None = None
+        self._prepared: dict[int, _PreparedTokenizer] = {}
 
     def check_tokenizer(self, tokenizer: Any, chat_template: str | None = None) -> str | None:
         """Return the chat template that will be used, or None under a protocol without one.
@@ -59,7 +66,8 @@ class EvalSuite:
         Raises:
             RecipeError: The protocol needs a template and there is none, or the tokenizer has no end token.
         """
-        if tokenizer.eos_token_id is None:
+        words = _words_of(tokenizer)
+        if words.eos_token_id is None:
             raise RecipeError(
                 f"protocol {self.protocol.name}: the tokenizer has no end token; answers would never stop."
             )
@@ -72,30 +80,50 @@ class EvalSuite:
         if not template:
             raise RecipeError(
                 f"protocol {self.protocol.name}: it asks through a chat template, and the tokenizer at "
-                f"{tokenizer.name_or_path or 'hand'} has none. Name a template (evals.template) or another "
+                f"{words.name_or_path or 'hand'} has none. Name a template (evals.template) or another "
                 "protocol."
             )
         return str(template)
 
+    def check_processor(self, processor: Any) -> str | None:
+        """Return the chat template that pictures are asked through, or None under a protocol without one.
+
+        Raises:
+            RecipeError: As for ``check_tokenizer``, or the template leaves pictures out of the prompt.
+        """
+        template = self.check_tokenizer(processor)
+        if template is None:
+            return None
+        content = [{"type": "image"}, {"type": "text", "text": "?"}]
+        where = f"protocol {self.protocol.name}: the processor's chat template"
+        try:
+            rendered = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        except Exception as error:  # a template may do anything
+            raise RecipeError(f"{where} cannot render a question about a picture: {error!r}.") from error
+        token = getattr(processor, "image_token", None)
+        if token is not None and token not in rendered:
+            raise RecipeError(f"{where} shows no picture: expected {token} in a prompt about one, found {rendered!r}.")
+        return template
+
     def evaluate(
         self,
         task_name: str,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Engine,
         tokenizer: Any,
         *,
         generation_config: GenerationConfig | None = None,
         chat_template: str | None = None,
         progress: Progress | None = None,
     ) -> TaskResult:
-        """Grade one task of one live model.
+        """Grade one task of one live model, or of the weights that an engine holds.
 
         Args:
             task_name: One of ``self.tasks``.
             model: The text view for text tasks, the re-assembled VLM for vision tasks; on its device,
-                unchanged afterwards (untied heads stay untied).
-            tokenizer: Copied before use.
+                unchanged afterwards (untied heads stay untied). Or an engine, for text tasks.
+            tokenizer: Copied before use. For tasks that need one the vlm's processor.
             generation_config: Where the stop ids come from (besides the tokenizer's end token); None takes
-                the model's. Nothing else of it is used.
+                the model's (an engine has none). Nothing else of it is used.
             chat_template: One template forced on all models; None takes the tokenizer's.
             progress: Called with (rows done, rows in all).
 
@@ -104,22 +132,13 @@ class EvalSuite:
             MergelabError: lm-eval's scores differ from ours over the same answers.
         """
         task = self._task(task_name)
+        check_thread(task.name, task.entry.needs)
         template = self.check_tokenizer(tokenizer, chat_template)
         with quiet():
-            from mergelab.evals.harness import PictureHarness, TextHarness, greedy_decoding
-
             prepared = self._prepare(tokenizer, template)
-        kind = PictureHarness if task.modality == "vision" else TextHarness
         started = time.monotonic()
         with quiet_harness(progress):
-            harness = kind(
-                model,
-                prepared.tokenizer,
-                batch_size=self.batch_size,
-                decoding=greedy_decoding(prepared.tokenizer, generation_config or model.generation_config),
-                rendered=prepared.rendered,
-                enable_thinking=self.protocol.enable_thinking if "enable_thinking" in (template or "") else None,
-            )
+            harness = self._harness(task, model, prepared, generation_config)
             _check_context(task, harness.max_length)
             for part in task.parts:
                 part.loaded.failures.clear()
@@ -129,10 +148,9 @@ class EvalSuite:
             "task": task.name,
             "modality": task.modality,
             "protocol": task.protocol,
+            "backend": task.backend,
             "n": task.n,
-            "strict": score_points(samples, "strict"),
-            "flexible": score_points(samples, "flexible"),
-            **{flag: count(samples, flag) for flag in ("truncated", "empty", "unparsable", "ungradable")},
+            **scored(task.entry, samples),
             "ungradable_reasons": dict(sum((part.loaded.failures for part in task.parts), Counter())),
             "cut_prompts": harness.num_cut_prompts,
             "num_tokens": sum(sample["num_tokens"] for sample in samples),
@@ -144,9 +162,38 @@ class EvalSuite:
             "flexible_key": task.flexible_key,
             "lm_eval": harness_scores(task, results, samples),
         }
-        for grader in ("strict", "flexible"):
-            check_against_harness(task.name, grader, metrics[grader], metrics["lm_eval"][grader])
+        check_scores(task.entry, samples, metrics["lm_eval"])
         return TaskResult(metrics, samples)
+
+    def _harness(
+        self,
+        task: LoadedTask,
+        model: PreTrainedModel | Engine,
+        prepared: _PreparedTokenizer,
+        generation_config: GenerationConfig | None,
+    ) -> TextHarness | EngineHarness:
+        """Return lm-eval's model object over a live model or an engine."""
+        from transformers import PreTrainedModel
+
+        from mergelab.evals.engine_harness import EngineHarness
+        from mergelab.evals.harness import PictureHarness, TextHarness, greedy_decoding
+        from mergelab.evals.processed import ProcessorHarness
+
+        knows_switch = "enable_thinking" in (prepared.tokenizer.chat_template or "")
+        given = generation_config or getattr(model, "generation_config", None)
+        settings: dict[str, Any] = {
+            "decoding": greedy_decoding(_words_of(prepared.tokenizer), given),
+            "memory": prepared.memory,
+            "enable_thinking": self.protocol.enable_thinking if knows_switch else None,
+        }
+        if isinstance(model, PreTrainedModel):
+            kind: type[TextHarness] = TextHarness
+            if task.modality == "vision":
+                kind = ProcessorHarness if task.needs_processor else PictureHarness
+            return kind(model, prepared.tokenizer, batch_size=task.stage["batch_size"], **settings)
+        if task.modality == "vision":
+            raise MergelabError(f"task {task.name}: an engine was asked about pictures; they are for the live model.")
+        return EngineHarness(model, prepared.tokenizer, **settings)
 
     def _task(self, name: str) -> LoadedTask:
         for task in self.tasks:
@@ -156,11 +203,11 @@ class EvalSuite:
 
     def _prepare(self, tokenizer: Any, template: str | None) -> _PreparedTokenizer:
         """Return a private copy of the tokenizer that carries the template, kept for the next call."""
-        kept = self._prepared
+        kept = self._prepared.get(id(tokenizer))
         if kept is None or kept.source is not tokenizer or kept.tokenizer.chat_template != template:
             copied = copy.deepcopy(tokenizer)
             copied.chat_template = template
-            kept = self._prepared = _PreparedTokenizer(tokenizer, copied, {})
+            kept = self._prepared[id(tokenizer)] = _PreparedTokenizer(tokenizer, copied, PromptMemory())
         return kept
 
     def _call(self, task: LoadedTask, harness: Any) -> Any:
@@ -174,11 +221,12 @@ class EvalSuite:
             tasks=[part.loaded.task for part in task.parts],
             task_manager=TaskManager(include_defaults=False),
             samples=chosen or None,
-            batch_size=self.batch_size,
+            batch_size=task.stage["batch_size"],
             use_cache=None,
             cache_requests=False,
             bootstrap_iters=0,
             log_samples=True,
+            confirm_run_unsafe_code=task.entry.code,
             apply_chat_template=self.protocol.apply_chat_template,
             fewshot_as_multiturn=self.protocol.apply_chat_template and self.protocol.fewshot_as_multiturn,
             **SEEDS,
@@ -202,16 +250,21 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
         MachineError: Documents or a grader's resource are not on this machine; all of them in one message.
     """
     protocol, names, batch_size = check_request(request)
+    known = known_tasks(request.task_folder)
     tasks: list[LoadedTask] = []
     problems: list[MergelabError] = []
     for name in names:
-        budget = request.max_gen_toks.get(name, protocol.max_gen_toks.get(name))
+        budget = request.max_gen_toks.get(name, protocol.max_gen_toks.get(name, known[name].max_gen_toks))
         try:
-            subtasks = load_subtasks(TASKS[name], request.data.get(name), protocol.shots(name), budget, notify)
+            data = request.source(name) or own_data(known[name])
+            how = Loading(data, protocol.shots(name), budget, request.tokenizer, notify)
+            subtasks = load_subtasks(known[name], how)
         except (RecipeError, MachineError) as error:
             problems.append(error)
             continue
-        tasks.append(ready_task(TASKS[name], subtasks, request, protocol, batch_size))
+        engine_decides = request.backend != "hf" and known[name].modality == "text" and request.batch_size is None
+        size = BATCH_SIZE if engine_decides else batch_size
+        tasks.append(ready_task(known[name], subtasks, request, protocol, size))
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -220,35 +273,9 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
     return EvalSuite(tuple(tasks), protocol, batch_size)
 
 
-def check_request(request: EvalRequest) -> tuple[Protocol, tuple[str, ...], int]:
-    """Return protocol, task names and batch size, or raise every problem of the request at once."""
-    if request.protocol not in PROTOCOLS:
-        raise RecipeError(f"evals.protocol {request.protocol!r}: unknown{nearest(request.protocol, list(PROTOCOLS))}.")
-    protocol = PROTOCOLS[request.protocol]
-    names = protocol.tasks if request.tasks is None else request.tasks
-    problems = [
-        f"evals.tasks: unknown task {name!r}{nearest(name, list(TASKS))}" for name in names if name not in TASKS
-    ]
-    problems += [f"evals.tasks: {name!r} stands twice" for name, times in Counter(names).items() if times > 1]
-    if not names:
-        problems.append("evals.tasks: names no task")
-    for key in ("data", "max_gen_toks"):
-        for name in getattr(request, key):
-            if name not in names:
-                problems.append(f"evals.{key}: {name!r} is not among the tasks{nearest(name, list(names))}")
-    if request.limit is not None and request.limit < 1:
-        problems.append(f"evals.limit: expected at least 1 document, found {request.limit}")
-    batch_size = protocol.batch_size if request.batch_size is None else request.batch_size
-    if batch_size < 1:
-        problems.append(f"evals.batch_size: expected at least 1 row, found {batch_size}")
-    problems += [
-        f"evals.max_gen_toks: {name}: expected at least 1 token, found {tokens}"
-        for name, tokens in request.max_gen_toks.items()
-        if tokens < 1
-    ]
-    if problems:
-        raise RecipeError(problem_list("The evals block cannot be used.", problems))
-    return protocol, tuple(names), batch_size
+def _words_of(tokenizer: Any) -> Any:
+    """Return the tokenizer of a processor, and a tokenizer as it is."""
+    return tokenizer.tokenizer if hasattr(tokenizer, "image_processor") else tokenizer
 
 
 def _check_context(task: LoadedTask, context: int) -> None:
@@ -261,7 +288,6 @@ def _check_context(task: LoadedTask, context: int) -> None:
 
 def _collect(task: LoadedTask, results: Any, generations: list[Any]) -> tuple[list[Sample], str]:
     """Return the samples of all parts in document order, and the first rendered prompt."""
-    entry = TASKS[task.name]
     samples: list[Sample] = []
     used = 0
     for part in task.parts:
@@ -271,7 +297,7 @@ def _collect(task: LoadedTask, results: Any, generations: list[Any]) -> tuple[li
             endings = [(one.num_tokens, one.ended) for one in generations[used : used + size]]
             used += size
         rows = results["samples"][part.loaded.name]
-        samples += build_samples(entry, rows, endings, part.first_doc_id)
+        samples += build_samples(task.entry, rows, endings, part.first_doc_id)
     first = results["samples"][task.parts[0].loaded.name][0]
     return samples, str(first["arguments"][0][0])
 

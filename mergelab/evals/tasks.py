@@ -1,63 +1,30 @@
-"""The tasks this tool knows: where each is defined, which grader is strict, which lenient, and what to watch.
+"""The tasks this tool knows, as a table a person can read.
 
-A table a person can read; no torch and no lm-eval at import. Adding a task means adding its row, with both
-result keys checked against a real run. Building the task is in ``loading``.
+Adding a task means adding its row, with both result keys checked against a real run; loading checks them against the
+metrics and filters of the definition. Tasks from a folder of the user's are in ``task_folder``.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib.resources import files
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Literal
+from mergelab.evals.entry import TaskEntry, nearest, task_path
 
-from mergelab.errors import MachineError
+__all__ = ["EQ_BENCH_LOWEST", "TASKS", "TaskEntry", "nearest", "task_path"]
 
-Modality = Literal["text", "vision"]
+EQ_BENCH_LOWEST = -199.08
+"""10 (10 - 0.7477 * 40): all four emotions off by the whole scale of 0 to 10."""
 
+RULER = {
+    **{name: f"{name}.yaml" for name in ("niah_single_1", "niah_single_2", "niah_single_3")},
+    **{name: f"{name}.yaml" for name in ("niah_multikey_1", "niah_multikey_2", "niah_multikey_3")},
+    **{name: f"{name}.yaml" for name in ("niah_multiquery", "niah_multivalue")},
+    **{f"ruler_{name}": f"{name}.yaml" for name in ("vt", "cwe", "fwe", "qa_squad", "qa_hotpot")},
+}
+"""The thirteen subtasks of RULER and their files. Those with essays or questions fetch a data set to make documents."""
 
-@dataclass(frozen=True)
-class TaskEntry:
-    """One known task.
-
-    Args:
-        name: Its lm-eval name.
-        modality: Which view of the live model answers it.
-        home: Where its YAML is: the installed lm-eval or the bench's package data.
-        path: The YAML (or for a group the folder) under that home.
-        strict: lm-eval's result key ``metric,filter`` of the demanding grader.
-        flexible: The key of its lenient twin, or None if the task has none.
-        fields: Field -> type that every local document must have.
-        group: The task is a family of subtasks, scored together weighted by size.
-        subject: Field of a document that says which subtask of a family it belongs to.
-        cluster: Document field that ties documents together (a shared fact, a shared picture).
-        unparsable: When no answer could be read out of the text: no filter of the two graders found one
-            ("filter"), the text is empty, where graders read all of it ("empty"), or never, where no text is
-            written ("never").
-        listed: Field of a local line that lists several documents, for data that holds a picture with its questions.
-        punkt: The graders need NLTK's punkt_tab tables.
-        shuffled: The task draws the order of its options; we fix that order by the question.
-    """
-
-    name: str
-    modality: Modality
-    home: Literal["lm_eval", "bench"]
-    path: str
-    strict: str
-    flexible: str | None
-    fields: Mapping[str, type] = field(default_factory=dict)
-    group: bool = False
-    subject: str | None = None
-    cluster: str | None = None
-    unparsable: Literal["filter", "empty", "never"] = "filter"
-    listed: str | None = None
-    punkt: bool = False
-    shuffled: bool = False
-
-
+_MATH = {"problem": str, "solution": str}
+_MBPP = {"text": str, "test_list": list}
+_HUMANEVAL = {"prompt": str, "test": str, "entry_point": str}
+_RULER = {"input": str, "outputs": list, "max_length": int, "gen_prefix": str}
 _GSM8K = {"question": str, "answer": str}
 _MATCH, _EXTRACT = "exact_match,strict-match", "exact_match,flexible-extract"
 
@@ -96,7 +63,7 @@ TASKS: dict[str, TaskEntry] = {
             flexible="prompt_level_loose_acc,none",
             fields={"key": int, "prompt": str, "instruction_id_list": list, "kwargs": list},
             unparsable="empty",
-            punkt=True,
+            needs=("ifeval",),
         ),
         TaskEntry("gsm8k", "text", "lm_eval", "gsm8k/gsm8k.yaml", fields=_GSM8K, strict=_MATCH, flexible=_EXTRACT),
         TaskEntry(
@@ -166,33 +133,128 @@ TASKS: dict[str, TaskEntry] = {
             subject="subject",
             unparsable="never",
         ),
+        # Pictures through the vlm's own processor.
+        TaskEntry(
+            "mmmu_val",
+            "vision",
+            "lm_eval",
+            "mmmu",
+            strict="read_acc,none",
+            flexible="acc,none",
+            fields={"subject": str, "question": str, "options": str, "question_type": str, "answer": str},
+            group=True,
+            members="mmmu_*.yaml",
+            subject="subject",
+            unparsable="guessed",
+            pictures=tuple(f"image_{number}" for number in range(1, 8)),
+            guesses=True,
+            needs=("vision",),
+        ),
+        TaskEntry(
+            "chartqa",
+            "vision",
+            "lm_eval",
+            "chartqa/chartqa.yaml",
+            strict="exact_match,none",
+            flexible="relaxed_accuracy,none",
+            fields={"query": str, "label": list, "image": str},
+            cluster="image",
+            unparsable="empty",
+            pictures=("image",),
+            needs=("vision",),
+        ),
+        TaskEntry(
+            "bbh_cot_fewshot",
+            "text",
+            "lm_eval",
+            "bbh/cot_fewshot",
+            strict="exact_match,get-answer",
+            flexible=None,
+            fields={"input": str, "target": str, "subtask": str},
+            group=True,
+            members="[!_]*.yaml",
+            subject="subtask",
+        ),
+        TaskEntry(
+            "minerva_math500",
+            "text",
+            "lm_eval",
+            "minerva_math/minerva_math500.yaml",
+            strict="exact_match,none",
+            flexible="math_verify,none",
+            fields=_MATH,
+            unparsable="empty",
+            needs=("math",),
+        ),
+        TaskEntry(
+            "hendrycks_math500",
+            "text",
+            "lm_eval",
+            "hendrycks_math/hendrycks_math500.yaml",
+            strict="exact_match,none",
+            flexible=None,
+            fields=_MATH,
+            unparsable="empty",
+        ),
+        TaskEntry(
+            "truthfulqa_mc2",
+            "text",
+            "lm_eval",
+            "truthfulqa/truthfulqa_mc2.yaml",
+            strict="acc,none",
+            flexible=None,
+            fields={"question": str, "mc1_targets": dict, "mc2_targets": dict},
+            unparsable="never",
+        ),
+        TaskEntry(
+            "eq_bench",
+            "text",
+            "lm_eval",
+            "eq_bench/default.yaml",
+            strict="eqbench,none",
+            flexible="percent_parseable,none",
+            fields={"prompt": str, "reference_answer_fullscale": str},
+            unparsable="flexible",
+            unit=1.0,
+            lowest=EQ_BENCH_LOWEST,
+        ),
+        *(
+            TaskEntry(
+                name,
+                "text",
+                "lm_eval",
+                f"{name.partition('_')[0]}/{name}.yaml",
+                strict=key,
+                flexible=None,
+                fields=fields,
+                unparsable="empty",
+                needs=("code",),
+                code=True,
+            )
+            for name, key, fields in (
+                ("mbpp", "pass_at_1,none", _MBPP),
+                ("humaneval", "pass@1,create_test", _HUMANEVAL),
+                ("humaneval_instruct", "pass@1,create_test", _HUMANEVAL),
+            )
+        ),
+        *(
+            TaskEntry(
+                name,
+                "text",
+                "lm_eval",
+                f"ruler/{path}",
+                strict="4096,none",
+                flexible=None,
+                fields=_RULER | ({"subtask": str} if name == "ruler" else {}),
+                only={"max_length": 4096},
+                group=name == "ruler",
+                members="[cfnqv]*.yaml" if name == "ruler" else "",
+                subject="subtask" if name == "ruler" else None,
+                unparsable="empty",
+                needs=("ruler",),
+                tokenized=True,
+            )
+            for name, path in {"ruler": ".", **RULER}.items()
+        ),
     )
 }
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """Return `` (did you mean X?)`` for the closest known name, or the list of all when none is close."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else f" (known: {', '.join(sorted(known))})"
-
-
-def task_path(entry: TaskEntry) -> Path:
-    """Return the YAML file (for a group: the folder) that defines a task.
-
-    Raises:
-        MachineError: lm-eval is not installed, or the file is not where this version of us expects it.
-    """
-    if entry.home == "bench":
-        home = Path(str(files("mergelab"))) / "bench" / "data" / "tasks"
-    else:
-        spec = find_spec("lm_eval")
-        if spec is None or not spec.submodule_search_locations:
-            raise MachineError("lm-eval is not installed. Install mergelab with its dependencies.")
-        home = Path(next(iter(spec.submodule_search_locations))) / "tasks"
-    path = home / entry.path
-    if not path.exists():
-        raise MachineError(
-            f"task {entry.name}: expected its definition at {path}, found nothing. "
-            "Install the lm-eval version that mergelab asks for."
-        )
-    return path

@@ -32,7 +32,11 @@ DECOMPOSING = {
 
 def is_weak(row: Row) -> bool:
     """True for a cell to grey: more than 2 % of its answers were cut off, or strict is under 5 points."""
-    return row.truncated > MAX_TRUNCATED_SHARE * (row.n + row.ungradable) or row.strict < FLOOR_POINTS
+    return _is_cut(row) or row.strict < FLOOR_POINTS
+
+
+def _is_cut(row: Row) -> bool:
+    return (row.truncated or 0) > MAX_TRUNCATED_SHARE * (row.n + row.ungradable)
 
 
 def notes(run: Run, rows: Sequence[Row]) -> list[str]:
@@ -55,6 +59,7 @@ def notes(run: Run, rows: Sequence[Row]) -> list[str]:
         _weak_parents,
         _truncation,
         _ungradable,
+        _imported,
         _rank_correlation,
     )
     return [line for check in checks for line in check(run, rows)]
@@ -245,9 +250,9 @@ def _truncation(run: Run, rows: Sequence[Row]) -> list[str]:
     lines = []
     for task in dict.fromkeys(row.task for row in rows):
         found = [row for row in rows if row.task == task]
-        cut = [row for row in found if row.truncated > MAX_TRUNCATED_SHARE * (row.n + row.ungradable)]
+        cut = [row for row in found if _is_cut(row)]
         if cut:
-            worst = max(cut, key=lambda row: row.truncated)
+            worst = max(cut, key=lambda row: row.truncated or 0)
             lines.append(
                 f"cut off: {len(cut)} of {len(found)} points ran out of tokens on more than 2 % of {task}, most "
                 f"often {labels[worst.point_id]} ({worst.truncated} documents)."
@@ -261,6 +266,18 @@ def _ungradable(run: Run, rows: Sequence[Row]) -> list[str]:
         most = max(row.ungradable for row in rows if row.task == task)
         if most:
             lines.append(f"ungradable: up to {most} documents of {task} are left out of its scores.")
+    return lines
+
+
+def _imported(run: Run, rows: Sequence[Row]) -> list[str]:
+    lines: list[str] = []
+    for task in [task["task"] for task in run.experiment["tasks"] if task.get("imported")]:
+        sources = [point.tasks[task].metrics["imported"] for point in run.points if task in point.tasks]
+        tools = sorted({" ".join(str(one[k]) for k in ("tool", "version") if one.get(k)) for one in sources})
+        lines.append(
+            f"{task} is imported, graded by {', '.join(tools)}: that each file belongs to its point is its importer's "
+            "word, and whether answers were cut off is not told."
+        )
     return lines
 
 

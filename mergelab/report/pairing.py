@@ -50,9 +50,10 @@ def pair_samples(run: Run, task: str, points: Mapping[str, PointFolder]) -> Pair
 
     Raises:
         DamagedFileError: two points do not have the same documents, or a document, prompt or target
-            differs; the first such document is named.
+            differs; the first such document is named. Or they were answered by different backends.
     """
     names = list(points)
+    _refuse_other_backend(run, task, points)
     by_id = {name: {_id(line): line for line in points[name].tasks[task].samples} for name in names}
     first = by_id[names[0]]
     for name in names[1:]:
@@ -83,6 +84,19 @@ def _id(line: Mapping[str, Any]) -> str:
 
 def _path(run: Run, point: PointFolder, task: str) -> Path:
     return run.folder / "points" / point.point_id / "tasks" / task / "samples.jsonl"
+
+
+def _refuse_other_backend(run: Run, task: str, points: Mapping[str, PointFolder]) -> None:
+    """Refuse to compare answers of two programs: they round differently, and a difference would not be the merge's."""
+    backends = {name: str(point.tasks[task].metrics.get("backend", "hf")) for name, point in points.items()}
+    first = next(iter(backends))
+    for name, backend in backends.items():
+        if backend != backends[first]:
+            here, there = (_path(run, points[which], task) for which in (first, name))
+            raise DamagedFileError(
+                f"{there} does not pair with {here}: its answers are of {backend}, the others of {backends[first]}. "
+                "Give the run command again with one evals.backend until every point is done."
+            )
 
 
 def _refuse_mismatch(

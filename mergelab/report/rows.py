@@ -66,19 +66,22 @@ class Row:
     """Smallest difference to ``reference`` these documents could have shown with 80 % power."""
     recovery: float | None = None
     """(strict - vlm_strict) / (base_strict - vlm_strict); empty unless there is a gap above the margin."""
-    truncated: int
-    empty: int
-    unparsable: int
+    truncated: int | None
+    """None where imported results do not tell; so for the next two."""
+    empty: int | None
+    unparsable: int | None
     verdict: str = ""
     overall: str = ""
 
     standing: str = field(default="", metadata={"column": False})
     """``post hoc`` (a margin that was not declared), ``exploratory`` (a cell of a grid), or empty."""
+    backend: str = field(default="hf", metadata={"column": False})
+    """What answered: ``hf`` or ``vllm``; one for all points of a task."""
     ungradable: int = field(default=0, metadata={"column": False})
-    mcnemar_p: float | None = field(default=None, metadata={"column": False})
-    """Exact McNemar against ``reference``; None for fractional scores."""
+    reference_p: float | None = field(default=None, metadata={"column": False})
+    """``paired_p_value`` against ``reference``; None without it."""
     moved_p: float | None = field(default=None, metadata={"column": False})
-    """Exact McNemar against the vlm; None for fractional scores."""
+    """The same against the vlm."""
     recovery_low: float | None = field(default=None, metadata={"column": False})
     recovery_high: float | None = field(default=None, metadata={"column": False})
 
@@ -156,6 +159,7 @@ class _Reading:
                 "in this point and in its parents. Look into samples.jsonl why, and grade the task again."
             )
         sink = point.sink or {}
+        lowest = float(metrics.get("lowest", 0.0))
         row = Row(
             point_id=point.point_id,
             role=point.role,
@@ -171,7 +175,7 @@ class _Reading:
             reference="base" if is_text else "vlm",
             protocol=str(metrics["protocol"]),
             n=paired.n,
-            strict=_points(paired.strict["self"]),
+            strict=_points(paired.strict["self"], lowest),
             flexible=_mean_flexible(paired.kept["self"]),
             margin=self.margin,
             alpha=self.alpha,
@@ -179,43 +183,51 @@ class _Reading:
             empty=_count(record.samples, "empty"),
             unparsable=_count(record.samples, "unparsable"),
             ungradable=paired.num_ungradable,
+            backend=str(metrics.get("backend", "hf")),
         )
         for role in compared:
             if role == point.role:
                 own: dict[str, Any] = {f"{role}_strict": row.strict}
                 row = replace(row, **own)
-        return self._judged(row, paired)
+        return self._judged(row, paired, lowest)
 
-    def _judged(self, row: Row, paired: Paired) -> Row:
-        """Add differences to the parents and, where both sides are there, the verdict."""
+    def _judged(self, row: Row, paired: Paired, lowest: float) -> Row:
+        """Add differences to the parents and, where both sides are there, the verdict.
+
+        Args:
+            row: The row so far.
+            paired: The answers behind it.
+            lowest: Points that a score of 0 stands for; a score of 1 is 100 points.
+        """
         scores, clusters = paired.strict, paired.clusters
         changes: dict[str, Any] = {}
         moved = delta = None
         if "vlm" in scores:
-            moved = self._interval(scores["self"], scores["vlm"], clusters)
+            moved = self._interval(scores["self"], scores["vlm"], clusters, lowest)
             changes |= {
-                "vlm_strict": _points(scores["vlm"]),
-                "moved_p": _mcnemar(scores["self"], scores["vlm"]),
+                "vlm_strict": _points(scores["vlm"], lowest),
+                "moved_p": statistics.paired_p_value(scores["self"], scores["vlm"], clusters),
             }
             changes |= dict(zip(("delta_vlm", "delta_vlm_low", "delta_vlm_high"), astuple(moved), strict=True))
         if "base" in scores:
-            delta = self._interval(scores["self"], scores["base"], clusters)
-            changes |= {"base_strict": _points(scores["base"])}
+            delta = self._interval(scores["self"], scores["base"], clusters, lowest)
+            changes |= {"base_strict": _points(scores["base"], lowest)}
             changes |= dict(zip(("delta_base", "ci_low", "ci_high"), astuple(delta), strict=True))
         if row.reference in scores:
             reference = scores[row.reference]
-            changes["mde"] = round(statistics.paired_mde(scores["self"], reference, self.alpha, clusters), POINT_DIGITS)
-            changes["mcnemar_p"] = _mcnemar(scores["self"], reference)
+            effect = statistics.paired_mde(scores["self"], reference, self.alpha, clusters)
+            changes["mde"] = round(effect * _width(lowest), POINT_DIGITS)
+            changes["reference_p"] = statistics.paired_p_value(scores["self"], reference, clusters)
         if row.role not in PARENTS and moved is not None:
             if row.reference == "vlm":
                 changes["verdict"] = verdicts.vision_verdict(moved.negated(), self.margin)
             elif delta is not None:
-                changes |= self._text_verdict(paired, delta, moved)
+                changes |= self._text_verdict(paired, delta, moved, lowest)
         return replace(row, **changes)
 
-    def _text_verdict(self, paired: Paired, delta: Interval, moved: Interval) -> dict[str, Any]:
+    def _text_verdict(self, paired: Paired, delta: Interval, moved: Interval, lowest: float) -> dict[str, Any]:
         scores, clusters = paired.strict, paired.clusters
-        gap = self._interval(scores["base"], scores["vlm"], clusters)
+        gap = self._interval(scores["base"], scores["vlm"], clusters, lowest)
         verdict = verdicts.text_verdict(gap, delta.negated(), moved, self.margin)
         changes: dict[str, Any] = {"verdict": verdict}
         ratio = statistics.recovery_interval(scores["self"], scores["base"], scores["vlm"], self.alpha, clusters)
@@ -225,9 +237,14 @@ class _Reading:
         return changes
 
     def _interval(
-        self, first: NDArray[np.float64], second: NDArray[np.float64], clusters: Sequence[Hashable] | None
+        self,
+        first: NDArray[np.float64],
+        second: NDArray[np.float64],
+        clusters: Sequence[Hashable] | None,
+        lowest: float,
     ) -> Interval:
-        return statistics.paired_interval(first, second, self.alpha, clusters).rounded(POINT_DIGITS)
+        found = statistics.paired_interval(first, second, self.alpha, clusters)
+        return Interval(*(bound * _width(lowest) for bound in astuple(found))).rounded(POINT_DIGITS)
 
 
 def _parents(run: Run) -> dict[str, PointFolder]:
@@ -264,24 +281,24 @@ def _overall(row: Row, every: Sequence[Row], run: Run) -> str:
     return "" if "" in text + vision else verdicts.overall_verdict(text, vision)
 
 
-def _mcnemar(first: NDArray[np.float64], second: NDArray[np.float64]) -> float | None:
-    if not (np.isin(first, (0.0, 1.0)).all() and np.isin(second, (0.0, 1.0)).all()):
-        return None
-    return statistics.mcnemar_exact(int((first > second).sum()), int((second > first).sum()))
-
-
 def _mean_flexible(samples: Samples) -> float | None:
     graded = [line["flexible"] for line in samples if line["flexible"] is not None]
     return _points(np.array(graded, dtype=float)) if graded else None
 
 
-def _points(scores: NDArray[np.float64]) -> float:
-    return round(100 * float(scores.mean()), POINT_DIGITS)
+def _points(scores: NDArray[np.float64], lowest: float = 0.0) -> float:
+    return round(lowest + 100 * _width(lowest) * float(scores.mean()), POINT_DIGITS)
+
+
+def _width(lowest: float) -> float:
+    """Return how many points a hundredth of a task's scale is: 1 unless answers can cost points (EQ-Bench)."""
+    return (100 - lowest) / 100
 
 
 def _rounded(value: object, digits: int) -> float | None:
     return round(float(value), digits) + 0.0 if isinstance(value, int | float) else None
 
 
-def _count(samples: Samples, name: str) -> int:
-    return sum(bool(line[name]) for line in samples)
+def _count(samples: Samples, name: str) -> int | None:
+    told = [bool(line[name]) for line in samples if line[name] is not None]
+    return sum(told) if told or not samples else None

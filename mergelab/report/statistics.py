@@ -135,6 +135,34 @@ def mcnemar_exact(first_only: int, second_only: int) -> float:
     return float(stats.binomtest(first_only, first_only + second_only, 0.5).pvalue)
 
 
+def paired_p_value(first: ArrayLike, second: ArrayLike, clusters: Sequence[Hashable] | None = None) -> float:
+    """Two-sided p of no difference between two models on the same documents.
+
+    - 0/1 scores: ``mcnemar_exact``, which ignores clusters.
+    - Fractional scores, at least 30 documents on which they differ: paired t of the mean difference, n - 1 degrees of
+      freedom, or with ``clusters`` the variance of ``paired_interval`` and one less than the number of clusters.
+    - Fewer: the exact sign test, the McNemar of who is better on a document, by however much.
+
+    Arguments as in ``paired_interval``.
+
+    Returns:
+        p in [0, 1].
+
+    Raises:
+        ValueError: as ``paired_interval``.
+
+    Source: the paired t test; Dixon and Mood 1946 (JASA 41: 557-566) for the sign test.
+
+    Deviations: none.
+    """
+    sample = _sample(first, second, 0.05, clusters)
+    if not sample.is_binary and sample.is_normal:
+        groups = _group_numbers(clusters, len(sample.differences))
+        freedom = len(sample.differences) - 1 if groups is None else int(groups.max())
+        return float(2 * stats.t.sf(abs(sample.differences.mean()) / math.sqrt(sample.variance), freedom))
+    return mcnemar_exact(int((sample.differences > 0).sum()), int((sample.differences < 0).sum()))
+
+
 def minimum_detectable_effect(discordance: float, size: float, alpha: float = 0.05, power: float = 0.8) -> float:
     """Smallest true difference, in points, that a paired comparison of this size finds with the given power.
 

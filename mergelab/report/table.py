@@ -84,7 +84,7 @@ def to_csv(rows: Iterable[Row]) -> str:
 def to_markdown(run: Run, margin: float | None = None) -> str:
     """The rows as Markdown, one table per task, under a caption that says what the numbers are.
 
-    Beside the differences stand the exact McNemar p against the reference (clusters ignored),
+    Beside the differences stand the p against the reference (McNemar, clusters ignored; paired t for fractions),
     and for merges that are no grid cells p against the vlm after Holm over all of them on the primary
     tasks.
     """
@@ -145,7 +145,8 @@ def _caption(run: Run, found: Sequence[Row]) -> list[str]:
         f"Scores and differences in points (0 to 100) on the same documents; intervals are two-sided at "
         f"{100 * (1 - alpha):g} %, paired by document, cluster-aware where a task has clusters. "
         f"Margin {margin:g} points. Verdicts are read off the intervals alone. MDE: smallest difference to "
-        "the reference that these documents would show with 80 % power. McNemar p ignores clusters.",
+        "the reference that these documents would show with 80 % power. p is of the exact McNemar test, which ignores "
+        "clusters; where scores are fractions of a document, of a paired t test.",
     ]
     if any(row.standing == POST_HOC for row in found):
         lines += [
@@ -186,8 +187,8 @@ def _task_table(
     lines = [
         f"## {found[0].task}",
         "",
-        f"{found[0].modality}, protocol {found[0].protocol}, n = {max(row.n for row in found)}, reference {reference}."
-        + (f" {speed}" if speed else ""),
+        f"{found[0].modality}, protocol {found[0].protocol}, answered by {found[0].backend}, "
+        f"n = {max(row.n for row in found)}, reference {reference}." + (f" {speed}" if speed else ""),
         "",
         _line(header),
         _line(["---"] * len(header)),
@@ -204,10 +205,10 @@ def _task_table(
             _number(row.strict),
             _number(row.flexible),
         ]
-        cells += [delta if reference == "base" else moved, _p(row.mcnemar_p), _number(row.mde)]
+        cells += [delta if reference == "base" else moved, _p(row.reference_p), _number(row.mde)]
         cells += [moved, _difference(row.recovery, row.recovery_low, row.recovery_high)] if reference == "base" else []
         cells += [_p(adjusted.get((row.point_id, row.task)))] if "p vlm (Holm)" in header else []
-        cells += [str(value) for value in (row.n, row.truncated, row.empty, row.unparsable)]
+        cells += ["" if value is None else str(value) for value in (row.n, row.truncated, row.empty, row.unparsable)]
         lines.append(_line([*cells, marked.verdict, marked.overall]))
     return [*lines, ""]
 

@@ -19,6 +19,8 @@ from mergelab.report.rows import EXPLORATORY, POST_HOC, Row, counting_tasks, row
 
 WIDTH = 100
 WEAK_MARK = "°"
+PICTURES_A_TABLE = 3
+"""Picture tasks that stand side by side in ``WIDTH`` columns."""
 _NOT_RESTORED = (verdicts.FAILS_TO_RESTORE, verdicts.PARTLY_RESTORED, verdicts.HARMS)
 
 
@@ -38,15 +40,20 @@ def render_lines(run: Run, margin: float | None = None) -> list[str]:
 
 
 def tables(run: Run, margin: float | None = None) -> list[Table]:
-    """One table per text task with the pictures beside it; one per picture task if that does not fit."""
+    """One table per text task with the pictures beside it, then the pictures where there are several tasks of them.
+
+    Beside text stands the one picture task, or what several of them come to.
+    """
     found = rows(run, margin)
     text, vision = (
         [task for task in dict.fromkeys(row.task for row in found if row.modality == modality)]
         for modality in ("text", "vision")
     )
-    beside = vision[0] if text and len(vision) == 1 else None
-    drawn = [_text_table(run, found, task, beside) for task in text]
-    return drawn + [_vision_table(run, found, task) for task in vision if task != beside]
+    drawn = [_text_table(run, found, task, vision) for task in text]
+    if len(vision) > 1:
+        groups = [vision[start : start + PICTURES_A_TABLE] for start in range(0, len(vision), PICTURES_A_TABLE)]
+        return drawn + [_pictures_table(run, found, group) for group in groups]
+    return drawn + [_vision_table(run, found, task) for task in vision if not text]
 
 
 def closing_lines(run: Run, margin: float | None = None) -> list[str]:
@@ -67,14 +74,18 @@ def closing_lines(run: Run, margin: float | None = None) -> list[str]:
     return wrapped + _what_next(run, found, is_post_hoc=any(row.standing == POST_HOC for row in found))
 
 
-def _text_table(run: Run, found: Sequence[Row], task: str, beside: str | None) -> Table:
+def _text_table(run: Run, found: Sequence[Row], task: str, beside: Sequence[str]) -> Table:
     of_task = {row.point_id: row for row in found if row.task == task}
-    pictures = {row.point_id: row for row in found if row.task == beside}
-    pictured = f"; pictures: {beside}, n = {max(row.n for row in pictures.values())}" if beside else ""
+    pictures = {row.point_id: row for row in found if beside and row.task == beside[0]}
+    pictured = ""
+    if len(beside) == 1:
+        pictured = f"; pictures: {beside[0]}, n = {max(row.n for row in pictures.values())}"
+    elif beside:
+        pictured = f"; pictures: {_listed(counting_tasks(run, 'vision'))}"
     table = _frame(_title(list(of_task.values())) + pictured)
     table.add_column("minus base", justify="right", no_wrap=True)
-    if beside is not None:
-        table.add_column("pictures", justify="right")
+    if beside:
+        table.add_column("pictures", justify="right", max_width=20)
     table.add_column("verdict")
     for point_id, label in point_labels(run.points).items():
         row, picture = of_task.get(point_id), pictures.get(point_id)
@@ -82,8 +93,10 @@ def _text_table(run: Run, found: Sequence[Row], task: str, beside: str | None) -
             continue
         cells = _first_cells(label, row or picture, row)
         cells.append(_difference(row.delta_base, row.ci_low, row.ci_high) if row else "")
-        if beside is not None:
+        if len(beside) == 1:
             cells.append(f"{_score(picture)} {picture.verdict}".strip() if picture else "")
+        elif beside:
+            cells.append(_pictures_summary(run, found, point_id))
         _add(table, [*cells, row.verdict if row else ""], row or picture)
     return table
 
@@ -101,14 +114,52 @@ def _vision_table(run: Run, found: Sequence[Row], task: str) -> Table:
     return table
 
 
-def _title(found: Sequence[Row]) -> str:
+def _pictures_summary(run: Run, found: Sequence[Row], point_id: str) -> str:
+    """What the picture tasks that count come to for a point, and the task that decides when it is bad news."""
+    counting = counting_tasks(run, "vision")
+    given = {row.task: row.verdict for row in found if row.point_id == point_id and row.task in counting}
+    if len(given) < len(counting) or "" in given.values():
+        return ""
+    summary = verdicts.vision_summary(list(given.values()))
+    tasks = [task for task, verdict in given.items() if verdict == summary]
+    return summary if len(tasks) == len(given) else f"{summary}:\n{_listed(tasks)}"
+
+
+def _pictures_table(run: Run, found: Sequence[Row], tasks: Sequence[str]) -> Table:
+    """Several picture tasks side by side: score and verdict, and below them the difference to the vlm."""
+    of_tasks = [row for row in found if row.task in tasks]
+    table = _frame(_title(of_tasks, "pictures, minus vlm"), scores=False)
+    for task in tasks:
+        n = max(row.n for row in of_tasks if row.task == task)
+        table.add_column(f"{task}\nn = {n}", overflow="fold")
+    by_place = {(row.point_id, row.task): row for row in of_tasks}
+    for point_id, label in point_labels(run.points).items():
+        given = [by_place.get((point_id, task)) for task in tasks]
+        first = next((row for row in given if row is not None), None)
+        if first is not None:
+            _add(table, [*_first_cells(label, first, None)[:2], *(_picture_cell(row) for row in given)], None)
+    return table
+
+
+def _picture_cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    difference = _difference(row.delta_vlm, row.delta_vlm_low, row.delta_vlm_high)
+    return "\n".join(line for line in (f"{_score(row)} {row.verdict}".strip(), difference) if line)
+
+
+def _listed(tasks: Sequence[str]) -> str:
+    return ", ".join(tasks)
+
+
+def _title(found: Sequence[Row], what: str = "") -> str:
     row = found[0]
     post_hoc = " (post hoc)" if row.standing == POST_HOC else ""
-    n = max(other.n for other in found)
-    return f"{row.task}, n = {n}, margin {row.margin:g}{post_hoc}, {100 * (1 - row.alpha):g} % intervals"
+    what = what or f"{row.task}, n = {max(other.n for other in found)}"
+    return f"{what}, margin {row.margin:g}{post_hoc}, {100 * (1 - row.alpha):g} % intervals"
 
 
-def _frame(title: str) -> Table:
+def _frame(title: str, scores: bool = True) -> Table:
     table = Table(
         title=Text(title),
         title_justify="left",
@@ -119,8 +170,9 @@ def _frame(title: str) -> Table:
     )
     table.add_column("point", overflow="fold", max_width=40)
     table.add_column("S", justify="right", no_wrap=True)
-    table.add_column("strict", justify="right", no_wrap=True)
-    table.add_column("flexible", justify="right", no_wrap=True)
+    if scores:
+        table.add_column("strict", justify="right", no_wrap=True)
+        table.add_column("flexible", justify="right", no_wrap=True)
     return table
 
 

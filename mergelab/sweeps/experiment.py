@@ -8,7 +8,7 @@ import platform
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,17 @@ from mergelab.engine.outlets import check_outlets
 from mergelab.engine.plan import TensorJob, plan_jobs
 from mergelab.engine.targets import LiveTarget
 from mergelab.errors import DamagedFileError, PairingError, RecipeError
+from mergelab.evals.loaded import LoadedTask
 from mergelab.evals.suite import EvalSuite, load_suite
 from mergelab.live.configs import naming_config_errors, tower_config
 from mergelab.live.model import tower_outline, tower_shapes
 from mergelab.sinks.prompts import Prompts, load_prompts
+from mergelab.sweeps.engines import backend_versions
 from mergelab.sweeps.grid import expand
 from mergelab.sweeps.identity import hash_json
 from mergelab.sweeps.models import Models
 from mergelab.sweeps.points import Point, named
+from mergelab.sweeps.processor import Processor, load_processor
 from mergelab.sweeps.request import eval_request
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "lm_eval", "safetensors", "numpy", "mergekit")
@@ -53,6 +56,16 @@ class Tokenizers:
 
     sha256: str
     """Of what decides how prompts become tokens and answers stop: vocabularies, templates, stop tokens."""
+
+    processor: Processor | None = None
+    """The vlm's own, where a task shows pictures through it."""
+
+    def of(self, task: LoadedTask) -> dict[str, str]:
+        """Return the hashes of what turns the prompts of a task into what a model is given."""
+        hashes = {"tokenizers": self.sha256}
+        if task.needs_processor and self.processor is not None:
+            hashes["processor"] = self.processor.sha256
+        return hashes
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,13 @@ class Prepared:
     dtype: torch.dtype
     """Of the tower's weights and forward passes."""
 
+    backend_versions: dict[str, str]
+    """What answers text besides transformers, empty for ``hf``."""
+
+    def answered_by(self, task: LoadedTask) -> dict[str, Any]:
+        """Return what goes into the key of a task's answers for the program that writes them."""
+        return {} if task.backend == "hf" else {"engine": self.backend_versions}
+
     @property
     def has_vision(self) -> bool:
         """True if any task asks about pictures."""
@@ -93,12 +113,17 @@ def prepare(
         MergelabError: Anything a run would stumble over later.
     """
     device = choose_device(device)
+    versions = backend_versions(recipe.evals.backend, device)
     limit_threads(models.num_parameters("vlm"), device)
     jobs, ancestry = check_models(recipe, models)
-    suite = load_suite(eval_request(recipe, pair), say)
+    suite = load_suite(eval_request(recipe, pair, models.checkpoints["base"].folder), say)
     prompts = load_prompts(recipe.sink.prompts)
     tokenizers = load_tokenizers(models)
     suite.check_tokenizer(tokenizers.text)
+    if any(task.needs_processor for task in suite.tasks):
+        processor = load_processor(models.checkpoints["vlm"])
+        suite.check_processor(processor.processor)
+        tokenizers = replace(tokenizers, processor=processor)
     total = sum(models.num_bytes(role) for role in models.checkpoints)
     if total > 2 * 10**9:
         say(f"Fingerprinting {total / 1e9:.0f} GB of weights (remembered for the next run)")
@@ -120,6 +145,7 @@ def prepare(
         },
         device=device,
         dtype=live_dtype(jobs),
+        backend_versions=versions,
     )
 
 
@@ -246,7 +272,9 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
             "modality": task.modality,
             "protocol": task.protocol,
             "n": task.n,
-            "asked": hash_json([task.stage, prepared.tokenizers.sha256]),
+            "asked": hash_json(
+                [task.stage, *prepared.tokenizers.of(task).values(), *prepared.answered_by(task).values()]
+            ),
         }
         for task in suite.tasks
     ]
@@ -260,7 +288,11 @@ def experiment_record(prepared: Prepared) -> dict[str, Any]:
         "tasks": tasks,
         "zero_point": zero_point_of(recipe, prepared.pair),
         "conventions": recipe.conventions,
-        "versions": {"mergelab": __version__, **{name: version(name) for name in LIBRARIES}},
+        "versions": {
+            "mergelab": __version__,
+            **{name: version(name) for name in LIBRARIES},
+            **{name: text for name, text in prepared.backend_versions.items() if name == "vllm"},
+        },
         "fingerprints": prepared.fingerprints,
         "ancestry": prepared.ancestry,
         "inferred": None if prepared.models.report is None else prepared.models.report.record(),

@@ -63,6 +63,8 @@ FIELD_CLASSES: dict[str, FieldClass] = {
     "recipe.evals.backend": "stage",
     "recipe.evals.template": "stage",
     "recipe.evals.max_gen_toks": "stage",
+    "recipe.evals.task_folder": "stage",
+    "recipe.evals.allow_code": "runtime",  # without it a task is refused, never answered in another way
     "recipe.evals.replicate": "runtime",  # a second answer beside the first; no other number changes
     "recipe.claims": "identity",
     "recipe.claims.margin": "identity",

@@ -79,7 +79,7 @@ def claim(folder: Path, experiment: Mapping[str, Any]) -> None:
         if _asked_alike(old, experiment):
             points += [point for point in old["points"] if point not in points]
             names = {task["task"] for task in tasks}
-            tasks += [task for task in old["tasks"] if task["task"] not in names]
+            tasks += [task for task in old["tasks"] if task["task"] not in names and not task.get("imported")]
     merged = {**experiment, "points": points, "tasks": tasks}
     if path.is_file() and json.loads(path.read_text(encoding="utf-8")) == {"format": records.FORMAT, **merged}:
         return
@@ -88,7 +88,7 @@ def claim(folder: Path, experiment: Mapping[str, Any]) -> None:
 
 def _asked_alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Return whether answers and sinks of both pair: equal settings, and tasks of both asked in the same way."""
-    before = {task["task"]: task.get("asked") for task in old["tasks"]}
+    before = {task["task"]: task.get("asked") for task in old["tasks"] if not task.get("imported")}
     same_tasks = all(before.get(task["task"], task["asked"]) == task["asked"] for task in new["tasks"])
     return same_tasks and _settings(old) == _settings(new)
 
@@ -96,6 +96,6 @@ def _asked_alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 def _settings(experiment: Mapping[str, Any]) -> list[Any]:
     """Return what has to agree apart from the tasks; which documents and budgets they have is in ``asked``."""
     recipe = experiment["recipe"]
-    other = ("tasks", "data", "max_gen_toks", "replicate")
+    other = ("tasks", "data", "max_gen_toks", "replicate", "task_folder", "allow_code")
     evals = {key: value for key, value in recipe["evals"].items() if key not in other}
     return [evals, experiment["pair"]["protocol"], recipe["sink"]]

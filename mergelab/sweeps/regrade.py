@@ -92,18 +92,31 @@ def regrade_run(
 
 def _request(run: records.Run, data: Mapping[str, Path]) -> EvalRequest:
     """Return how the run asked, over every task that it graded."""
-    names = [task["task"] for task in run.experiment["tasks"]]
+    names = [task["task"] for task in run.experiment["tasks"] if not task.get("imported")]
     unknown = [task for task in data if task not in names]
     if unknown:
         raise RecipeError(f"--data {unknown[0]}: the run has no such task (it has {', '.join(names)}).")
     try:
         evals = run.experiment["recipe"]["evals"]
         protocol = evals["protocol"] if evals["protocol"] != "auto" else run.experiment["pair"]["protocol"]
-        own = {task: Path(path) for task, path in evals["data"].items() if task in names}
+        folder = Path(evals["data"]) if isinstance(evals["data"], str) else None
+        own = {} if folder else {task: Path(path) for task, path in evals["data"].items() if task in names}
+        tasks, base = evals.get("task_folder"), run.experiment["pair"]["base"]
         budgets = {task: budget for task, budget in evals["max_gen_toks"].items() if task in names}
         limit, batch_size = evals["limit"], evals["batch_size"]
     except (KeyError, TypeError) as error:
         raise DamagedFileError(
             f"{run.folder / records.EXPERIMENT}: does not say how the tasks were asked ({error}). Restore the file."
         ) from error
-    return EvalRequest(protocol, tuple(names), {**own, **data}, limit, batch_size, budgets)
+    return EvalRequest(
+        protocol=protocol,
+        tasks=tuple(names),
+        data={**own, **data},
+        limit=limit,
+        batch_size=batch_size,
+        max_gen_toks=budgets,
+        task_folder=Path(tasks) if tasks else None,
+        allow_code=evals.get("allow_code", False),
+        tokenizer=Path(base) if isinstance(base, str) and Path(base).is_dir() else None,
+        data_folder=folder,
+    )

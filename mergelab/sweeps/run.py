@@ -68,5 +68,6 @@ def run(
                 continue
             outcome.num_worked += worked
             finished(point, worked)
+        worker.close()
         outcome.num_cached = worker.num_cached
     return outcome

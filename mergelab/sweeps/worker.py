@@ -23,11 +23,13 @@ from mergelab.engine.plan import plan_jobs
 from mergelab.engine.stream import stream
 from mergelab.engine.targets import LiveTarget, hash_live
 from mergelab.errors import DamagedFileError, MergelabError
+from mergelab.evals.engines import Engine
 from mergelab.evals.loaded import LoadedTask
 from mergelab.evals.suite import TaskResult
 from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
 from mergelab.sweeps.cache import Cached, CacheKey, ResultCache, describe_machine, hash_tokenizers
+from mergelab.sweeps.engines import Asked, Engines, vllm_kind
 from mergelab.sweeps.experiment import Prepared
 from mergelab.sweeps.identity import stage_key
 from mergelab.sweeps.loading import load_text_parent, load_tower, stored_dtype
@@ -54,6 +56,7 @@ class Worker:
         self.cache = cache
         self.num_cached = 0
         """Sinks and tasks of parents that came out of the cache."""
+        self.engines = _engines(prepared, folder)
         self._tower: LiveModel | None = None
         self._tokenizer_hash = ""
 
@@ -86,12 +89,27 @@ class Worker:
         due = self.due(point)
         if not due:
             return False
+        try:
+            self._work(point, due)
+        except BaseException:
+            self.close()
+            raise
+        if self.engines is not None:
+            self.engines.release()
+        return True
+
+    def close(self) -> None:
+        """Give back the engines, if there are any; the next point gets new ones."""
+        if self.engines is not None:
+            self.engines.drop()
+
+    def _work(self, point: Point, due: list[str]) -> None:
         cached = self._look_up(point, due)
         hashes = {result.weights_hash for result in cached.values()}
         if cached.keys() == set(due) and len(hashes) == 1:
             self._write_point(point, hashes.pop())
             self._take(point, cached)
-            return True
+            return
         live, weights = self._weights(point, record=("merge" in due))
         if "weights" in due:
             self._keep_weights(point)
@@ -117,7 +135,6 @@ class Worker:
         if self.cache is not None and point.spec.is_parent:
             for stage, value in fresh.items():
                 self.cache.write(self._cache_key(point, stage), Cached(weights, value))
-        return True
 
     def _look_up(self, point: Point, due: list[str]) -> dict[str, Cached]:
         """Return what the cache holds of the stages of a parent that are due."""
@@ -181,7 +198,8 @@ class Worker:
                 "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
             }
         task = next(task for task in prepared.suite.tasks if task.name == stage)
-        return {**common, "task": task.stage, "backend": prepared.recipe.evals.backend}
+        common |= prepared.tokenizers.of(task)
+        return {**common, "task": task.stage, "backend": task.backend, **prepared.answered_by(task)}
 
     def _dtype(self, point: Point) -> torch.dtype:
         """Return the dtype of a point's weights: a parent's own, for all others the output's."""
@@ -328,16 +346,39 @@ class Worker:
         """Let the live model answer a task."""
         tokenizers = self.prepared.tokenizers
         is_vision = task.modality == "vision"
+        reader = tokenizers.vision if is_vision else tokenizers.text
+        if task.needs_processor and tokenizers.processor is not None:
+            reader = tokenizers.processor.processor
         model = live.vlm if is_vision else live.text
         if model is None:
             raise MergelabError(f"task {task.name}: the vlm is a plain text checkpoint and cannot see pictures.")
-        return self.prepared.suite.evaluate(
+        result = self.prepared.suite.evaluate(
             task.name,
-            model,
-            tokenizers.vision if is_vision else tokenizers.text,
+            model if task.backend == "hf" else self._engine(point, live),
+            reader,
             generation_config=tokenizers.vision_generation if is_vision else tokenizers.generation,
             progress=lambda done, total: self.report(point, task.name, done / max(1, total)),
         )
+        if task.backend != "hf" and self.engines is not None:
+            result.metrics["engine"] = self.engines.how
+        return result
+
+    def _engine(self, point: Point, live: LiveModel) -> Engine:
+        """Return the engine that has the point's weights."""
+        assert self.engines is not None
+        has_own_config = point.spec.role in ("base", "ancestor")
+        folder = self.prepared.models.checkpoints[str(point.spec.role)].folder if has_own_config else None
+        return self.engines.engine_for(Asked(f"point {point.point_id}", live, folder))
+
+
+def _engines(prepared: Prepared, folder: Path) -> Engines | None:
+    """Return where engines come from, or None where the live model answers everything."""
+    sizes = {task.stage["batch_size"] for task in prepared.suite.tasks if task.backend != "hf"}
+    if not sizes:
+        return None
+    base = prepared.models.checkpoints["base"].folder
+    kind = vllm_kind(prepared.device)
+    return Engines(kind, prepared.tokenizers.text, base, prepared.device, max(sizes), folder / "scratch")
 
 
 def compare_gradings(first: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_everything_missing_is_listed_at_once(
     assert "HF_HUB_OFFLINE" not in json.dumps(found)
     assert "question, answer" in missing["task gsm8k"]["offline"]
     assert "torn.jsonl: 1 lines" in missing["task ifeval"]["found"]
-    assert found["NLTK punkt_tab, langdetect"]["ok"] and found["tokenizer base"]["ok"]
+    assert found["checkers of IFEval"]["ok"] and found["tokenizer base"]["ok"]
     table = call("doctor", "task_arithmetic", "--base", base, "--vlm", "no-one/no-vlm", *settings)
     assert table.exit_code == 6 and "4 of" in table.stderr and "missing" in table.stdout
 

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -190,7 +191,7 @@ BAD = {
         GOOD + "evals: {tasks: [ifeval], data: {ifevl: gone.jsonl}}\nsink: {prompts: mine.jsonl}\n"
         "claims: {primary: [gsm8k]}\n",
         [
-            "evals.data.ifevl: no such file: FOLDER/gone.jsonl",
+            "evals.data.ifevl: no such file or folder: FOLDER/gone.jsonl",
             "sink.prompts: neither a built-in set (builtin-v1) nor a file: FOLDER/mine.jsonl",
             "evals.data.ifevl: ifevl is not among evals.tasks (ifeval) (did you mean `ifeval`?)",
             "claims.primary: gsm8k is not among evals.tasks (ifeval)",
@@ -378,3 +379,26 @@ def test_recipe_made_in_code_is_held_to_the_same_form():
 @pytest.mark.parametrize("model", [Recipe, Merge, Sink, Evals, Claims])
 def test_every_field_says_what_it_means(model):
     assert [name for name, info in model.model_fields.items() if not info.description] == []
+
+
+def test_folders_of_data_and_tasks_are_relative_to_the_recipe(full):
+    folder = full.parent
+    text = FULL.replace("data: {ifeval: data/ifeval.jsonl}", "data: data\n  task_folder: mine\n  allow_code: true")
+    full.write_text(text)
+    with pytest.raises(RecipeError, match=r"evals\.task_folder: no such folder: .*recipes/mine"):
+        load_recipe(full)
+    (folder / "mine").mkdir()
+    evals = load_recipe(full).evals
+    assert (evals.data, evals.task_folder, evals.allow_code) == (str(folder / "data"), str(folder / "mine"), True)
+    given = load_recipe(full, {"evals.data": "tests", "evals.task_folder": "tests"}).evals
+    assert (Path(given.data), Path(given.task_folder)) == (Path("tests").resolve(), Path("tests").resolve())
+    with pytest.raises(
+        RecipeError, match=r"evals\.data: no such folder: .*for one task write data: \{TASK: FILE\.jsonl\}"
+    ):
+        load_recipe(full, {"evals.data": str(folder / "data" / "ifeval.jsonl")})
+
+
+def test_folder_of_splits_of_one_task_is_accepted(full):
+    (full.parent / "splits").mkdir()
+    full.write_text(FULL.replace("data/ifeval.jsonl", "splits"))
+    assert load_recipe(full).evals.data == {"ifeval": str(full.parent / "splits")}

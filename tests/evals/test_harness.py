@@ -13,6 +13,7 @@ from transformers import CLIPVisionConfig, GenerationConfig, LlavaConfig, LlavaF
 
 from mergelab.errors import RecipeError
 from mergelab.evals.harness import Generation, PictureHarness, TextHarness, greedy_decoding
+from mergelab.evals.prompts import PromptMemory
 from mergelab.evals.quiet import quiet_harness, replaced
 from tests.evals.scripted import NO_END, ScriptedModel, byte_tokenizer, tiny_config, tiny_model
 
@@ -23,7 +24,7 @@ def ask(model, prompts, batch_size=8, until=("Q:",), budget=12, given=None):
     tokenizer = byte_tokenizer()
     with quiet_harness():
         harness = TextHarness(
-            model, tokenizer, batch_size=batch_size, decoding=greedy_decoding(tokenizer, given), rendered={}
+            model, tokenizer, batch_size=batch_size, decoding=greedy_decoding(tokenizer, given), memory=PromptMemory()
         )
         settings = {"until": list(until), "max_gen_toks": budget, "do_sample": False}
         requests = [Instance("generate_until", {}, (prompt, settings), 0) for prompt in prompts]
@@ -150,7 +151,7 @@ def show(model, prompts, pictures, batch_size):
     tokenizer = byte_tokenizer()
     with quiet_harness():
         harness = PictureHarness(
-            model, tokenizer, batch_size=batch_size, decoding=greedy_decoding(tokenizer, None), rendered={}
+            model, tokenizer, batch_size=batch_size, decoding=greedy_decoding(tokenizer, None), memory=PromptMemory()
         )
         settings = {"until": ["</s>"], "max_gen_toks": 6}
         requests = [

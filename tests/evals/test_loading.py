@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from mergelab.errors import MachineError, RecipeError
-from mergelab.evals import loading, resources
+from mergelab.evals import building, resources
 from mergelab.evals.loaded import draw_documents
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import load_suite
@@ -121,8 +121,13 @@ def test_family_takes_local_documents_of_its_members_and_leaves_out_the_others(t
     ]
     assert loaded.n == 3
     assert load(tmp_path, "mmlu").n == 2
-    with pytest.raises(RecipeError, match="has a category that the task knows"):
-        load(tmp_path, "mmlu_pro", [DOCUMENTS["mmlu_pro"][0] | {"category": "astrology"}])
+    documents = [*DOCUMENTS["mmlu_pro"], DOCUMENTS["mmlu_pro"][0] | {"category": "computer sciense"}]
+    with pytest.raises(
+        RecipeError, match=r"1 documents have a category .*'computer sciense' \(did you mean computer_science"
+    ):
+        load(tmp_path, "mmlu_pro", documents)
+    with pytest.raises(RecipeError, match=r"2 documents .*'astrology' .*; and 'alchemy'"):
+        load(tmp_path, "mmlu_pro", [DOCUMENTS["mmlu_pro"][0] | {"category": name} for name in ("astrology", "alchemy")])
 
 
 def test_gpqa_options_depend_on_the_question_alone(tmp_path):
@@ -153,7 +158,7 @@ def test_fetching_is_announced_and_its_failure_names_the_way_out(monkeypatch):
         raise ConnectionError("no route\nto the hub")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(loading, "_construct", construct)
+    monkeypatch.setattr(building, "_construct", construct)
     with pytest.raises(MachineError, match=r"could not be fetched \(no route\)"):
         load_suite(EvalRequest("paper-instruct-v1", tasks=("boolq",)), notify=told.append)
     assert attempts == [True, False]

@@ -2,9 +2,11 @@
 
 import io
 import json
+from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 from lm_eval import simple_evaluate
@@ -309,3 +311,26 @@ def test_seeds_are_those_of_plain_lm_eval():
 
     defaults = {name: parameter.default for name, parameter in signature(simple_evaluate).parameters.items()}
     assert suite.SEEDS.items() <= defaults.items()
+
+
+def test_prompts_are_rendered_and_encoded_once_and_nothing_is_loaded_again(tmp_path, monkeypatch):
+    loaded, tokenizer = load(tmp_path), byte_tokenizer()
+    first = loaded.evaluate(TASK, tiny_model(0), tokenizer)
+    prepared = next(iter(loaded._prepared.values())).tokenizer
+    done = Counter()
+
+    def counted(owner, name):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, **named: done.update([name]) or real(*given, **named))
+
+    counted(prepared, "encode")
+    counted(prepared, "apply_chat_template")
+    counted(suite, "load_subtasks")
+    counted(datasets.Dataset, "from_list")
+    second = loaded.evaluate(TASK, tiny_model(1), tokenizer)
+    assert first.samples != second.samples
+    assert done["load_subtasks"] == done["from_list"] == done["apply_chat_template"] == 0
+    # One stop string is measured to know how many tokens to look back.
+    assert done["encode"] <= len(second.samples) - 1
+    again = loaded.evaluate(TASK, tiny_model(0), tokenizer)
+    assert again.samples == first.samples

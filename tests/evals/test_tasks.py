@@ -35,7 +35,7 @@ def test_task_is_defined_where_its_row_says(entry):
 
 def test_nearest_suggests_the_close_name_or_lists_all():
     assert nearest("ifevl", list(TASKS)) == " (did you mean ifeval?)"
-    assert "known: bench_format" in nearest("zzz", list(TASKS))
+    assert "known: bbh_cot_fewshot" in nearest("zzz", list(TASKS))
 
 
 def test_protocols_tasks_and_requests_load_without_torch():

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import random
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from mergelab import records
 from mergelab.errors import DamagedFileError
@@ -288,10 +291,37 @@ def test_holm_stands_beside_merges_that_are_no_grid_cells(tmp_path):
     assert (float(linear), float(tsv)) == pytest.approx((2 * 2 * 0.5**12, 2 * 0.5**6), rel=0.05)
 
 
-def test_fractional_scores_have_no_mcnemar(tmp_path):
+def test_fractional_scores_get_a_paired_t(tmp_path):
     run = text_run(tmp_path, merge=[0.5] * 600)
     row = row_of(rows(run), "merge-linear")
-    assert row.mcnemar_p is None and row.strict == 50 and row.verdict == "partly restored"
+    base = [line["strict"] for line in run.points[0].tasks[row.task].samples]
+    assert row.reference_p == pytest.approx(stats.ttest_rel([0.5] * 600, base).pvalue, rel=1e-9)
+    assert row.strict == 50 and row.verdict == "partly restored"
+
+
+def test_scale_that_goes_below_zero_is_printed_in_its_own_points(tmp_path):
+    draw = random.Random(0)
+    low, width = -199.08, 299.08
+    points = {role: [draw.uniform(mean - 40, mean + 40) for _ in range(171)] for role, mean in
+              (("base", 50), ("vlm", 0), ("merge", 20))}  # fmt: skip
+    shares = {role: [(value - low) / width for value in values] for role, values in points.items()}
+    run = text_run(tmp_path, shares["merge"], shares["base"], shares["vlm"])
+    plain = row_of(rows(run), "merge-linear")
+    for point in run.points:
+        record = point.tasks[TEXT]
+        records.write_task(run.folder, point.point_id, TEXT, {**record.metrics, "lowest": low}, record.samples)
+    row = row_of(rows(records.read_run(run.folder)), "merge-linear")
+    assert row.strict == pytest.approx(np.mean(points["merge"]), abs=1e-3)
+    assert row.base_strict == pytest.approx(np.mean(points["base"]), abs=1e-3)
+    test = stats.ttest_rel(points["merge"], points["base"])
+    bounds = test.confidence_interval(0.95)
+    assert (row.delta_base, row.ci_low, row.ci_high) == pytest.approx(
+        (np.mean(points["merge"]) - np.mean(points["base"]), bounds.low, bounds.high), abs=1e-3
+    )
+    assert row.reference_p == pytest.approx(test.pvalue, rel=1e-6)
+    assert (row.recovery, row.moved_p) == (plain.recovery, plain.moved_p)
+    assert row.mde == pytest.approx(plain.mde * width / 100, abs=1e-2)
+    assert row.verdict == "partly restored"
 
 
 def test_sample_lines_of_the_builder_are_what_the_reader_takes():

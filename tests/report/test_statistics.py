@@ -13,6 +13,7 @@ from mergelab.report.statistics import (
     minimum_detectable_effect,
     paired_interval,
     paired_mde,
+    paired_p_value,
     recovery_interval,
 )
 
@@ -360,3 +361,26 @@ def test_holm_equals_statsmodels(p_values):
 def test_holm_refuses_what_is_no_probability():
     with pytest.raises(ValueError, match=r"1\.2"):
         holm([0.5, 1.2])
+
+
+def test_p_value_of_fractional_scores_is_a_paired_t_and_with_few_differences_a_sign_test():
+    draw = np.random.default_rng(0)
+    first, second = draw.uniform(0.2, 1, 100), draw.uniform(0, 0.9, 100)
+    assert paired_p_value(first, second) == pytest.approx(stats.ttest_rel(first, second).pvalue, rel=1e-9)
+    few = second.copy()
+    few[:20] = [*[value / 2 for value in few[:15]], *[(1 + value) / 2 for value in few[15:20]]]
+    assert paired_p_value(second, few) == pytest.approx(stats.binomtest(15, 20).pvalue)
+    assert paired_p_value(second, second) == 1.0
+
+
+def test_p_value_of_clusters_counts_them_and_not_their_documents():
+    first, second = np.repeat(np.linspace(0.3, 0.9, 40), 5), np.repeat(np.linspace(0.35, 0.8, 40), 5)
+    groups = [str(number // 5) for number in range(200)]
+    means = stats.ttest_rel(first[::5], second[::5]).pvalue
+    assert paired_p_value(first, second, groups) == pytest.approx(means, rel=0.05)
+    assert paired_p_value(first, second) < means / 10
+
+
+def test_p_value_of_binary_scores_is_mcnemar():
+    first, second = [1] * 9 + [0] * 51, [0] * 8 + [1, 1] + [0] * 50
+    assert paired_p_value(first, second) == mcnemar_exact(8, 1)

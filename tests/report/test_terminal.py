@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from mergelab import records
 from mergelab.report.checks import notes
 from mergelab.report.rows import rows
 from mergelab.report.terminal import render_lines
-from tests.report.run_folders import TEXT, PointMaker, scores, usual_points, write_run
+from tests.report.run_folders import TEXT, PointMaker, samples, scores, usual_points, write_run
 
 
 def said(run, **options):
@@ -226,3 +229,46 @@ def test_missing_parents_and_points_are_named(tmp_path):
     lines = noted(run)
     assert any(line.startswith("unfinished: 2 of 3 points") for line in lines)
     assert any(line.startswith(f"no verdict on {TEXT}") and "linear" in line for line in lines)
+
+
+def with_pictures(tmp_path: Path, shares: dict[str, float], primary: tuple[str, ...] = (TEXT,)) -> records.Run:
+    """The usual run, with picture tasks of 400 documents that every merge answers as well as the share says."""
+    points = usual_points()
+    for maker in points:
+        maker.vision = None
+    run = write_run(tmp_path / "run", points, primary=primary)
+    for task, share in shares.items():
+        for one in run.points:
+            right = round(400 * (1.0 if one.role == "vlm" or one.point["parameters"] == {"of": "vlm"} else share))
+            if one.role in ("base", "ancestor"):
+                continue
+            lines = samples(scores(right, 400 - right), task=task, author=one.point_id)
+            metrics = {"key": "k", "task": task, "modality": "vision", "protocol": "lmms-eval 0.7.2"}
+            imported = {"tool": "lmms-eval", "version": "0.7.2"}
+            records.write_task(run.folder, one.point_id, task, {**metrics, "imported": imported}, lines)
+    return records.read_run(run.folder)
+
+
+def test_several_picture_tasks_stand_side_by_side(tmp_path):
+    run = with_pictures(tmp_path, {"mmmu_val": 1.0, "chartqa": 0.5, "mme": 1.0, "pope": 0.9})
+    drawn = render_lines(run)
+    table = drawn[: next(n for n, line in enumerate(drawn) if line.startswith(("°", "*")))]
+    assert all(len(line) <= 100 for line in table)
+    assert sum(line.startswith("pictures, minus vlm, margin 2") for line in table) == 2, "three tasks, then the fourth"
+    head = next(line for line in table if line.startswith(" ") and "mmmu_val" in line)
+    assert head.split() == ["chartqa", "mme", "mmmu_val"]
+    merge = next(n for n, line in enumerate(table) if line.startswith("ties density=0.2 lambda=0.5") and "50.0" in line)
+    assert table[merge].split()[-6:] == ["50.0", "lost", "100.0", "retained", "100.0", "retained"]
+    assert "-50.0 [" in table[merge + 1]
+    beside = next(n for n, line in enumerate(table) if line.startswith("ties density=0.2 lambda=0.5"))
+    assert table[beside].split()[-2:] == ["lost:", "restored"] and table[beside + 1].split() == ["chartqa,", "pope"]
+    assert "1 of 3 merges restore text, 0 of them keep pictures." in " ".join(drawn)
+    assert "mmmu_val is imported, graded by lmms-eval 0.7.2" in " ".join(drawn)
+
+
+def test_the_picture_tasks_that_count_decide_what_stands_beside_text(tmp_path):
+    run = with_pictures(tmp_path, {"mmmu_val": 1.0, "chartqa": 0.5}, primary=(TEXT, "mmmu_val"))
+    drawn = render_lines(run)
+    assert "pictures: mmmu_val" in drawn[0]
+    beside = next(line for line in drawn if line.startswith("ties density=0.2 lambda=0.5"))
+    assert beside.endswith("retained restored")
