@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from merges.block import Survey
+from merges.masks import count, differs, is_above, is_below, masked
 
 
 def agreeing_mean(kept: Sequence[Tensor], weights: Sequence[float], elect: str, zero_sum: str, divisor: str) -> Tensor:
@@ -46,24 +47,27 @@ def agreeing_mean(kept: Sequence[Tensor], weights: Sequence[float], elect: str, 
     """
     ballots = _ballots(kept, weights, elect)
     sums = _sums(ballots, elect)
-    elects_plus = sums >= 0 if zero_sum == "plus" else sums > 0
-    elects_minus = sums <= 0 if zero_sum == "minus" else sums < 0
+    elects_minus = ~is_above(sums, 0) if zero_sum == "minus" else is_below(sums, 0)
+    elects_plus = ~is_below(sums, 0) if zero_sum == "plus" else is_above(sums, 0)
     del sums
     total = torch.zeros_like(kept[0])
     shares = torch.zeros_like(kept[0])
     for vector, ballot, weight in zip(kept, ballots, weights, strict=True):
-        agrees = ((ballot > 0) & elects_plus) | ((ballot < 0) & elects_minus)
-        total += torch.where(agrees, vector, 0.0).mul_(weight)
-        shares += agrees.to(torch.float32).mul_(weight if divisor == "weights" else 1.0)
+        agrees = is_above(ballot, 0).logical_and_(elects_plus)
+        agrees.logical_or_(is_below(ballot, 0).logical_and_(elects_minus))
+        agreeing = masked(vector, agrees)
+        total += agreeing if weight == 1 else agreeing.mul_(weight)
+        if divisor != "none":
+            shares.add_(agrees.to(torch.float32), alpha=weight if divisor == "weights" else 1.0)
     if divisor == "none":
         return total
-    return total.div_(shares).masked_fill_(shares == 0, 0.0)
+    return masked(total.div_(shares), differs(shares, 0))
 
 
 def elected_balance(kept: Sequence[Tensor], weights: Sequence[float], elect: str) -> int:
     """Return how many entries elect + less how many elect -; shapes and rules as in ``agreeing_mean``."""
     sums = _sums(_ballots(kept, weights, elect), elect)
-    return int((sums > 0).sum()) - int((sums < 0).sum())
+    return count(is_above(sums, 0)) - count(is_below(sums, 0))
 
 
 def zero_sign(zero_sum: str, survey: Survey | None) -> str:
@@ -90,7 +94,8 @@ def _ballots(kept: Sequence[Tensor], weights: Sequence[float], elect: str) -> li
 
 def _sums(ballots: Sequence[Tensor], elect: str) -> Tensor:
     exact = torch.float32 if len(ballots) <= 2 else torch.float64
-    sums = torch.zeros_like(ballots[0], dtype=exact)
-    for ballot in ballots:
-        sums += ballot.sign() if elect == "count" else ballot
+    first, *others = (ballot.sign() if elect == "count" else ballot for ballot in ballots)
+    sums = first.to(exact, copy=True)
+    for ballot in others:
+        sums += ballot
     return sums

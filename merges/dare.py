@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from merges.block import Block
+from merges.masks import masked
 from merges.random import keep_mask, stream_key
 
 SMALLEST_NORM = 1e-7
@@ -15,11 +16,14 @@ SMALLEST_NORM = 1e-7
 def dare_mask(role: str, drop_rate: float, block: Block, like: Tensor) -> Tensor:
     """Return which entries of the block are kept for the model ``role``; both DARE methods draw the same.
 
-    The mask depends on (seed, role, tensor name, flat index) alone: not on slices, order, threads or device.
+    The mask depends on (seed, role, tensor name, flat index) alone: not on slices, order, threads or device. It is
+    that of ``block.kept`` where the caller has drawn it already.
 
     Source: Yu et al. 2024, arXiv 2311.03099, equation 2: m ~ Bernoulli(p), tau (1 - m) / (1 - p).
     Deviations: a counter-based stream instead of a global generator.
     """
+    if block.kept is not None and role in block.kept:
+        return block.kept[role]
     key = stream_key("mask", block.seed, role, block.name)
     return keep_mask(key, block.start, like.numel(), drop_rate, like.device).view(like.shape)
 
@@ -38,5 +42,5 @@ def rescale_factor(rescale: str, drop_rate: float, delta: Tensor, kept: Tensor) 
     if rescale == "none":
         return 1.0
     before = float(delta.abs().sum(dtype=torch.float64))
-    after = float(torch.where(kept, delta, 0.0).abs().sum(dtype=torch.float64))
+    after = float(masked(delta, kept).abs().sum(dtype=torch.float64))
     return before / after if min(before, after) >= SMALLEST_NORM else 1.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from merges.block import Block
 from merges.dare import dare_mask, rescale_factor
+from merges.masks import masked
 from merges.parameters import DareLinear
 from merges.vectors import add_delta, add_kept, check_inputs, check_whole, weight_list
 
@@ -52,7 +52,9 @@ def dare_linear(zero: Tensor | None, models: Sequence[Tensor], parameters: DareL
         used.append((model, kept, parameters.lambda_ * weight * rescale))
     if len(used) == 1:
         return add_kept(start, *used[0])
-    delta = torch.zeros_like(start)
-    for model, kept, factor in used:
-        delta += torch.where(kept, (model - start) * factor, 0.0)
+    if not used:
+        return start.clone()
+    delta, *others = (masked((model - start).mul_(factor), kept) for model, kept, factor in used)
+    for other in others:
+        delta += other
     return add_delta(start, delta)

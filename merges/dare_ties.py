@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from merges.block import Block
 from merges.consensus import agreeing_mean, zero_sign
 from merges.dare import dare_mask, rescale_factor
+from merges.masks import masked
 from merges.parameters import DareTies
 from merges.ties import single_factor
 from merges.vectors import add_delta, add_kept, check_inputs, check_whole, weight_list
@@ -69,5 +69,5 @@ def thinned_vectors(zero: Tensor, models: Sequence[Tensor], parameters: DareTies
         delta = model - zero
         kept = dare_mask(role, parameters.drop_rate, block, zero)
         rescale = rescale_factor(parameters.rescale, parameters.drop_rate, delta, kept)
-        thinned.append(torch.where(kept, delta * rescale, 0.0))
+        thinned.append(masked(delta.mul_(rescale), kept))
     return thinned

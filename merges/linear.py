@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from merges.block import Block
+from merges.masks import chosen, differs
 from merges.parameters import SUM_TOLERANCE, Linear
 from merges.vectors import check_models, weight_list
 
@@ -49,9 +50,9 @@ def linear(zero: Tensor | None, models: Sequence[Tensor], parameters: Linear, bl
     if len(used) == 1:
         return first.clone()
     merged = first * used[0][1]
-    equal = torch.ones(first.shape, dtype=torch.bool, device=first.device)
+    apart = torch.zeros(first.shape, dtype=torch.bool, device=first.device)
     for model, weight in used[1:]:
         merged += model * weight
         # Bits, not values: 0.0 and -0.0 are different entries.
-        equal &= model.contiguous().view(torch.int32) == first.contiguous().view(torch.int32)
-    return torch.where(equal, first, merged)
+        apart |= differs(model.view(torch.int32), first.view(torch.int32))
+    return chosen(apart, merged, first)

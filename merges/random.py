@@ -11,8 +11,11 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 CPU_CHUNK = 1 << 17
@@ -36,6 +39,30 @@ def random_bits(key: int, start: int, stop: int, device: torch.device | str = "c
     Source: Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators.
     Deviations: the counter is the flat index, so entry i can be had without the entries before it.
     """
+    if torch.device(device).type == "cpu":
+        return torch.from_numpy(_bits_by_numpy(key, start, stop).view(np.int64))
+    return _bits_by_torch(key, start, stop, device)
+
+
+def _bits_by_numpy(key: int, start: int, stop: int) -> NDArray[np.uint64]:
+    """Return the bits as unsigned numbers: on a CPU numpy multiplies and shifts them in half of torch's time."""
+    bits = _ramp(stop - start) + np.uint64((key + start * 0x9E3779B97F4A7C15) % 2**64)
+    shifted = np.right_shift(bits, np.uint64(30))
+    bits ^= shifted
+    bits *= np.uint64(0xBF58476D1CE4E5B9)
+    bits ^= np.right_shift(bits, np.uint64(27), out=shifted)
+    bits *= np.uint64(0x94D049BB133111EB)
+    bits ^= np.right_shift(bits, np.uint64(31), out=shifted)
+    return bits
+
+
+@lru_cache(maxsize=4)
+def _ramp(count: int) -> NDArray[np.uint64]:
+    """Return i * 0x9E3779B97F4A7C15 for i below ``count``: the same for every part of every tensor."""
+    return np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+def _bits_by_torch(key: int, start: int, stop: int, device: torch.device | str) -> Tensor:
     bits = torch.arange(start, stop, dtype=torch.int64, device=device)
     bits.mul_(_signed(0x9E3779B97F4A7C15)).add_(key)
     bits.bitwise_xor_(_shift_right(bits, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
@@ -64,11 +91,16 @@ def keep_mask(key: int, start: int, count: int, drop_rate: float, device: torch.
     """
     if not 0 <= drop_rate < 1:
         raise ValueError(f"drop_rate: expected in [0, 1), found {drop_rate}")
+    # Drawn numbers run from -2^63 on, as int64 does, so the threshold is moved by as much.
     threshold = math.floor(drop_rate * 2.0**64) - 2**63
     kept = torch.empty(count, dtype=torch.bool, device=device)
     for first, last in _chunks(count, kept.device):
-        # int64 runs from -2^63 on, so the threshold is moved by as much.
-        torch.ge(random_bits(key, start + first, start + last, device), threshold, out=kept[first:last])
+        part = kept[first:last]
+        if kept.device.type == "cpu":
+            bits = _bits_by_numpy(key, start + first, start + last)
+            np.greater_equal(bits.view(np.int64), threshold, out=part.numpy())
+        else:
+            torch.ge(_bits_by_torch(key, start + first, start + last, device), threshold, out=part)
     return kept
 
 

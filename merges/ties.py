@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from merges.block import Block
 from merges.consensus import agreeing_mean, zero_sign
+from merges.masks import masked
 from merges.parameters import Ties
 from merges.trim import reaches, trim_mask
 from merges.vectors import add_delta, add_kept, check_inputs, check_whole, weight_list
@@ -33,7 +33,8 @@ def ties(zero: Tensor | None, models: Sequence[Tensor], parameters: Ties, block:
         zero: The zero point.
         models: In the order of ``block.models``; any float dtype, equal shapes, any number of dimensions.
         parameters: Density, weights by role, lambda and the conventions.
-        block: A whole tensor; with trim_scope model any slice, and its survey (``merges.surveyor``).
+        block: A whole tensor; or any slice, and its survey (``merges.surveyor``), without which trim_scope model
+            cannot be.
 
     Returns:
         Float32, the same shape, a new tensor. Memory: with T vectors about T + 6 tensors of that size,
@@ -50,7 +51,7 @@ def ties(zero: Tensor | None, models: Sequence[Tensor], parameters: Ties, block:
         ``trim_mask``. mergekit elects on weighted entries and lets a zero sum count as plus.
     """
     start, checked = check_inputs(zero, models, block)
-    if parameters.scope == "tensor":
+    if parameters.scope == "tensor" and (block.survey is None or not block.survey.thresholds):
         check_whole(block, "ties")
     weights = weight_list(parameters.weights, block)
     if len(checked) == 1:
@@ -68,16 +69,22 @@ def ties(zero: Tensor | None, models: Sequence[Tensor], parameters: Ties, block:
 
 
 def kept_mask(delta: Tensor, role: str, parameters: Ties, block: Block) -> Tensor:
-    """Return which entries of the task vector of ``role`` are kept.
+    """Return which entries of the task vector of ``role`` are kept; of a whole tensor, where the block has no survey.
+
+    It is the mask of ``block.kept`` where the caller has made it already.
 
     Raises:
         ValueError: trim_scope is model and the survey of the block has no threshold for the role.
     """
-    if parameters.trim_scope == "tensor":
-        return trim_mask(delta, parameters.density, parameters.kept_count)
-    if block.survey is None or role not in block.survey.thresholds:
+    if block.kept is not None and role in block.kept:
+        return block.kept[role]
+    survey = block.survey
+    if survey is not None and role in survey.thresholds:
+        last = survey.last[role] - block.start if role in survey.last else None
+        return reaches(delta, survey.thresholds[role], last)
+    if parameters.trim_scope == "model":
         raise ValueError(f"trim_scope model needs a survey of the whole model, found no threshold for {role}")
-    return reaches(delta, block.survey.thresholds[role])
+    return trim_mask(delta, parameters.density, parameters.kept_count)
 
 
 def trimmed_vectors(zero: Tensor, models: Sequence[Tensor], parameters: Ties, block: Block) -> list[Tensor]:
@@ -85,7 +92,7 @@ def trimmed_vectors(zero: Tensor, models: Sequence[Tensor], parameters: Ties, bl
     trimmed = []
     for role, model in zip(block.models, models, strict=True):
         delta = model - zero
-        trimmed.append(torch.where(kept_mask(delta, role, parameters, block), delta, 0.0))
+        trimmed.append(masked(delta, kept_mask(delta, role, parameters, block)))
     return trimmed
 
 

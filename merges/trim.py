@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-CPU_CHUNK = 1 << 17
+from merges.masks import count, is_above, is_below, places, reaches_bound
+
+CPU_CHUNK = 1 << 18
 """Entries counted at a time on a CPU, so that the temporaries of counting stay in the cache."""
 
 MAGNITUDE = 0x7FFFFFFF
@@ -59,7 +61,7 @@ def trim_counts(delta: Tensor, density: float, rule: str = "at_least_one") -> tu
     """
     asked = kept_count(delta.numel(), density, rule)
     if rule == "threshold":
-        return asked, int(trim_mask(delta, density, rule).sum())
+        return asked, count(trim_mask(delta, density, rule))
     return asked, min(asked, int(torch.count_nonzero(delta)))
 
 
@@ -88,31 +90,31 @@ def trim_mask(delta: Tensor, density: float, rule: str = "at_least_one") -> Tens
     """
     if delta.dtype != torch.float32:
         raise ValueError(f"expected float32 to trim, found {delta.dtype}")
-    count = kept_count(delta.numel(), density, rule)
-    if count == 0:
+    rank = kept_count(delta.numel(), density, rule)
+    if rank == 0:
         return torch.zeros(delta.shape, dtype=torch.bool, device=delta.device)
     histogram = count_uppers(delta)
     bits, chunks = magnitude_chunks(delta)
-    upper, above = bucket_of(histogram, count)
+    upper, above = bucket_of(histogram, rank)
     mask = torch.empty(bits.shape, dtype=torch.bool, device=bits.device)
     open_places, open_bits = [], []
     first = 0
     for chunk in chunks:
         magnitudes = chunk & MAGNITUDE
-        torch.gt(magnitudes, (upper << LOW_BITS) | LOW_MASK, out=mask[first : first + chunk.numel()])
-        places = ((magnitudes >> LOW_BITS) == upper).nonzero().flatten()
-        open_bits.append(magnitudes[places] & LOW_MASK)
-        open_places.append(places + first)
+        mask[first : first + chunk.numel()] = is_above(magnitudes, (upper << LOW_BITS) | LOW_MASK)
+        here, lowers = _of_bucket(magnitudes, upper)
+        open_bits.append(lowers)
+        open_places.append(here + first)
         first += chunk.numel()
-    places, lowers = torch.cat(open_places), torch.cat(open_bits)
-    lower, above_here = bucket_of(torch.bincount(lowers, minlength=LOW_MASK + 1), count - above)
+    bucket, lowers = torch.cat(open_places), torch.cat(open_bits)
+    lower, above_here = bucket_of(torch.bincount(lowers, minlength=LOW_MASK + 1), rank - above)
     if upper == 0 and lower == 0:
         return delta != 0
     if rule == "threshold":
-        mask[places[lowers >= lower]] = True
+        mask[bucket[lowers >= lower]] = True
         return mask.view(delta.shape)
-    mask[places[lowers > lower]] = True
-    mask[places[lowers == lower][: count - above - above_here]] = True
+    mask[bucket[lowers > lower]] = True
+    mask[bucket[lowers == lower][: rank - above - above_here]] = True
     return mask.view(delta.shape)
 
 
@@ -143,27 +145,44 @@ def count_uppers(delta: Tensor) -> Tensor:
 
 def count_lowers(delta: Tensor, upper: int) -> Tensor:
     """Return how many entries of the bucket ``upper`` have which lower 16 bits of magnitude, int64."""
-    bits, chunks = magnitude_chunks(delta)
-    histogram = torch.zeros(LOW_MASK + 1, dtype=torch.int64, device=bits.device)
-    for chunk in chunks:
-        magnitudes = chunk & MAGNITUDE
-        lowers = magnitudes[(magnitudes >> LOW_BITS) == upper] & LOW_MASK
-        histogram += torch.bincount(lowers, minlength=histogram.numel())
-    return histogram
+    return torch.bincount(lowers_of(delta, upper), minlength=LOW_MASK + 1)
 
 
-def reaches(delta: Tensor, threshold: int) -> Tensor:
+def lowers_of(delta: Tensor, upper: int) -> Tensor:
+    """Return the lower 16 bits of the magnitudes in the bucket ``upper``, int32, in flat order."""
+    _, chunks = magnitude_chunks(delta)
+    return torch.cat([_of_bucket(chunk & MAGNITUDE, upper)[1] for chunk in chunks])
+
+
+def _of_bucket(magnitudes: Tensor, upper: int) -> tuple[Tensor, Tensor]:
+    """Return the flat indices of the magnitudes with these upper 15 bits, and their lower 16 bits."""
+    lowers = magnitudes.bitwise_xor(upper << LOW_BITS)  # below 2^16 only where the upper bits are these
+    here = places(is_below(lowers, LOW_MASK + 1))
+    return here, lowers[here]
+
+
+def reaches(delta: Tensor, threshold: int, last: int | None = None) -> Tensor:
     """Mark the entries whose magnitude, as bits, is at least ``threshold``, and not 0.
 
     Args:
         delta: Float32, any shape.
         threshold: The 31 bits of a float32 magnitude.
+        last: The flat index of the last entry at the threshold that is marked; it may lie before or behind the
+            tensor. None marks them all.
 
     Returns:
         Bool, the shape of delta.
     """
     magnitudes = delta.contiguous().view(torch.int32) & MAGNITUDE
-    return magnitudes >= max(threshold, 1)
+    low = max(threshold, 1)
+    end = delta.numel() if last is None else min(max(last + 1, 0), delta.numel())
+    if end == delta.numel():
+        return reaches_bound(magnitudes, low)
+    if end == 0:
+        return reaches_bound(magnitudes, low + 1)
+    flat = magnitudes.flatten()
+    mask = torch.cat((reaches_bound(flat[:end], low), reaches_bound(flat[end:], low + 1)))
+    return mask.view(delta.shape)
 
 
 def bucket_of(histogram: Tensor, rank: int) -> tuple[int, int]:

@@ -5,13 +5,13 @@ Task vectors are formed by the methods themselves (model - zero); here is the ex
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from merges.block import Block
+from merges.masks import chosen, has_negative_zero, is_finite, masked
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Types that hold plain numbers: integers are counters or packed weights, float8 has scales elsewhere."""
@@ -70,9 +70,11 @@ def weight_list(weights: Mapping[str, float] | None, block: Block) -> list[float
 def add_delta(zero: Tensor, delta: Tensor) -> Tensor:
     """Return zero + delta, where an entry whose delta is 0 keeps the bits of the zero point, -0.0 included.
 
-    Float32 in and out. Memory: 2 tensors and a mask besides the inputs.
+    Float32 in and out. Memory: 2 tensors besides the inputs.
     """
-    return torch.where(delta == 0, zero, zero + delta)
+    merged = zero + delta
+    # A sum with 0 is the other number, bit for bit, but for -0.0 + 0.0.
+    return torch.where(delta == 0, zero, merged) if has_negative_zero(zero) else merged
 
 
 def add_scaled(zero: Tensor, models: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
@@ -86,8 +88,9 @@ def add_scaled(zero: Tensor, models: Sequence[Tensor], factors: Sequence[float])
         return zero.clone()
     if len(used) == 1 and used[0][1] == 1:
         return used[0][0].clone()
-    delta = torch.zeros_like(zero)
-    for model, factor in used:
+    model, factor = used[0]
+    delta = (model - zero).mul_(factor)
+    for model, factor in used[1:]:
         delta += (model - zero).mul_(factor)
     return add_delta(zero, delta)
 
@@ -101,8 +104,8 @@ def add_kept(zero: Tensor, model: Tensor, kept: Tensor, factor: float) -> Tensor
     if factor == 0:
         return zero.clone()
     if factor == 1:
-        return torch.where(kept, model, zero)
-    return torch.where(kept, add_delta(zero, (model - zero) * factor), zero)
+        return chosen(kept, model, zero)
+    return add_delta(zero, masked((model - zero).mul_(factor), kept))
 
 
 def _check(tensor: Tensor, role: str, like: Tensor) -> Tensor:
@@ -113,10 +116,7 @@ def _check(tensor: Tensor, role: str, like: Tensor) -> Tensor:
     if tensor.device != like.device:
         raise ValueError(f"{role}: expected device {like.device}, found {tensor.device}")
     single = tensor.detach().to(torch.float32)
-    if single.numel():
-        # One pass without a temporary: NaN and infinity both reach the smallest or the largest entry.
-        low, high = (bound.item() for bound in torch.aminmax(single))
-        if not (math.isfinite(low) and math.isfinite(high)):
-            count = int((~torch.isfinite(single)).sum())
-            raise ValueError(f"{role}: expected finite float32 numbers, found {count} NaN or infinite entries")
+    if not is_finite(single):
+        count = int((~torch.isfinite(single)).sum())
+        raise ValueError(f"{role}: expected finite float32 numbers, found {count} NaN or infinite entries")
     return single

@@ -7,7 +7,7 @@ Only what the folder itself declares is read: the files that ``model.safetensors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,6 @@ PACKED_DTYPES = ("U8", "I8", "F4", "F6_E2M3", "F6_E3M2")
 """Codes in which quantised weights are stored; every F8 code counts as well."""
 
 
-Fetch = Callable[[Path, Sequence[tuple[int, int]]], list[bytes]]
-"""(weight file, ranges of bytes in it) -> the bytes."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A folder whose headers were all checked."""
@@ -55,8 +51,8 @@ class Checkpoint:
     """Weights inside fused tensors, by a name made up for each; see ``with_parts``."""
     repository: Path | None = None
     """Of a tower that is a folder of its own inside a larger model's (``TOWER_FOLDER``): that model's folder."""
-    fetch: Fetch | None = None
-    """Of a checkpoint on the hub whose weights are not on this machine: gives bytes of them."""
+    on_hub: bool = False
+    """Whether the weights are not on this machine; what is read of them is fetched."""
 
     def header(self, name: str) -> TensorHeader:
         """Return the header of a tensor, or of a part of one."""
@@ -105,7 +101,7 @@ class WeightFiles:
     exists: Callable[[Path], bool]
     headers: Callable[[Path], tuple[list[TensorHeader], list[str]]]
     """Tensors of one file, and what is wrong with it."""
-    fetch: Fetch | None = None
+    on_hub: bool = False
 
 
 def stored_headers(path: Path) -> tuple[list[TensorHeader], list[str]]:
@@ -171,7 +167,7 @@ def open_checkpoint(folder: Path, files: WeightFiles = ON_DISK) -> Checkpoint:
     kept = first_names(tensors)
     ordered = {name: kept[name] for name in sorted(kept)}
     shards = tuple(folder / name for name in declared)
-    return Checkpoint(folder, ordered, config, shards, fetch=files.fetch)
+    return Checkpoint(folder, ordered, config, shards, on_hub=files.on_hub)
 
 
 def keeps_tower_apart(folder: Path, exists: Callable[[Path], bool] = Path.exists) -> bool:

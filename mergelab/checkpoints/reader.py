@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
-from mergelab.checkpoints.headers import Fetch
 from mergelab.checkpoints.safetensors_format import DTYPE_BITS, TensorHeader
 from mergelab.errors import DamagedFileError
 from mergelab.strides import Box
@@ -73,9 +72,9 @@ def read_entries(header: TensorHeader, start: int, stop: int) -> torch.Tensor:
     if header.view is not None:
         return read_boxes(header, header.view.pieces(start, stop), dtype)
     entry_bytes = DTYPE_BITS[header.dtype] // 8
-    buffer = bytearray((stop - start) * entry_bytes)
-    read_into(header, header.start + start * entry_bytes, memoryview(buffer))
-    return torch.frombuffer(buffer, dtype=dtype)
+    entries = torch.empty(stop - start, dtype=dtype)
+    read_into(header, header.start + start * entry_bytes, entries.view(torch.uint8).numpy().data)
+    return entries
 
 
 def read_boxes(header: TensorHeader, boxes: Iterable[Box], dtype: torch.dtype) -> torch.Tensor:
@@ -90,43 +89,11 @@ def read_boxes(header: TensorHeader, boxes: Iterable[Box], dtype: torch.dtype) -
     return torch.cat(found) if len(found) != 1 else found[0].clone()
 
 
-def fetch_entries(header: TensorHeader, ranges: Sequence[tuple[int, int]], fetch: Fetch) -> list[torch.Tensor]:
-    """Fetch ranges of entries of a flattened tensor whose file is not on this machine; else as ``read_entries``."""
-    dtype, entry_bytes = torch_dtype(header.dtype), DTYPE_BITS[header.dtype] // 8
-    if header.view is not None:
-        return fetch_boxes(header, [[*header.view.pieces(*one)] for one in ranges], fetch)
-    places = [(header.start + start * entry_bytes, header.start + stop * entry_bytes) for start, stop in ranges]
-    return [
-        torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
-        for content in fetch(header.path, places)
-    ]
-
-
-def fetch_boxes(header: TensorHeader, wanted: Sequence[Sequence[Box]], fetch: Fetch) -> list[torch.Tensor]:
-    """Fetch strided entries, one flat tensor a list of boxes; boxes that overlap are fetched as one stretch."""
-    dtype, entry_bytes = torch_dtype(header.dtype), DTYPE_BITS[header.dtype] // 8
-    boxes = [box for one in wanted for box in one]
-    stretches = [(box.offset, box.offset + box.span) for box in boxes]
-    low, high = min((start for start, _ in stretches), default=0), max((stop for _, stop in stretches), default=0)
-    if sum(stop - start for start, stop in stretches) > high - low:
-        stretches = [(low, high)]
-    places = [(header.start + start * entry_bytes, header.start + stop * entry_bytes) for start, stop in stretches]
-    contents = [torch.frombuffer(bytearray(content), dtype=dtype) for content in fetch(header.path, places)]
-    found = []
-    number = 0
-    for one in wanted:
-        cut = []
-        for box in one:
-            place = 0 if len(stretches) == 1 else number
-            shift = box.offset - stretches[place][0]
-            cut.append(torch.as_strided(contents[place], box.sizes, box.strides, shift).reshape(-1))
-            number += 1
-        found.append(torch.cat(cut) if cut else torch.empty(0, dtype=dtype))
-    return found
-
-
 def read_into(header: TensorHeader, position: int, view: memoryview) -> None:
     """Fill ``view`` from byte ``position`` of the tensor's file."""
+    if header.fetch is not None:
+        view[:] = header.fetch(position, position + len(view))
+        return
     try:
         with header.path.open("rb", buffering=0) as file:
             file.seek(position)

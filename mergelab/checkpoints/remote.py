@@ -6,8 +6,8 @@ those rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,6 @@ from mergelab.errors import MachineError
 FIRST_BYTES = 100_000
 """Enough for nearly every header, so that most files need one request."""
 
-CONNECTIONS = 8
 TIMEOUT_S = 30.0
 
 
@@ -39,8 +38,8 @@ def open_source(
 ) -> Checkpoint:
     """Open a folder or hub repository from headers alone; arguments and errors as of ``hub.resolve_source``.
 
-    What is not on this machine is looked at where it is: the result then has ``fetch``, and of its weight files only
-    the headers were read.
+    What is not on this machine is looked at where it is: the result is then ``on_hub``, of its weight files only
+    the headers were read, and what is read of its tensors is fetched.
 
     Raises:
         DamagedFileError: As ``open_checkpoint``.
@@ -54,8 +53,7 @@ def open_source(
         announce(
             f"{named(source, revision)}: reading headers on the hub, {snapshot.weight_bytes / 1e9:.1f} GB stay there"
         )
-    fetch = partial(fetch_ranges, snapshot)
-    return open_checkpoint(snapshot.folder, WeightFiles(snapshot.has, partial(remote_headers, snapshot), fetch))
+    return open_checkpoint(snapshot.folder, WeightFiles(snapshot.has, partial(remote_headers, snapshot), on_hub=True))
 
 
 def remote_headers(snapshot: Snapshot, path: Path) -> tuple[list[TensorHeader], list[str]]:
@@ -65,28 +63,24 @@ def remote_headers(snapshot: Snapshot, path: Path) -> tuple[list[TensorHeader], 
         return [], ["is pickled, and such weights are not read from the hub; name a repository with safetensors"]
     if size < 8:
         return [], [f"has {size} bytes, a safetensors file starts with an 8-byte header length"]
-    (start,) = fetch_ranges(snapshot, path, [(0, min(FIRST_BYTES, size))])
+    fetch = partial(fetch_range, snapshot, path)
+    start = fetch(0, min(FIRST_BYTES, size))
     length = int.from_bytes(start[:8], "little")
     if length > MAX_HEADER_BYTES or 8 + length > size:
         return [], [f"states a header of {length} bytes, and the file has {size}: damaged"]
     raw = start[8 : 8 + length]
     if len(raw) < length:
-        raw += fetch_ranges(snapshot, path, [(len(start), 8 + length)])[0]
-    return parse_header(raw, path, size - 8 - length)
+        raw += fetch(len(start), 8 + length)
+    headers, problems = parse_header(raw, path, size - 8 - length)
+    return [replace(header, fetch=fetch) for header in headers], problems
 
 
-def fetch_ranges(snapshot: Snapshot, path: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Return ranges of bytes (start, stop) of a weight file on the hub, several at once.
+def fetch_range(snapshot: Snapshot, path: Path, start: int, stop: int) -> bytes:
+    """Return bytes ``start`` to ``stop`` of a weight file on the hub.
 
     Raises:
         MachineError: The hub did not give them.
     """
-    with ThreadPoolExecutor(min(CONNECTIONS, max(1, len(ranges)))) as pool:
-        return list(pool.map(lambda one: fetch_range(snapshot, path, *one), ranges))
-
-
-def fetch_range(snapshot: Snapshot, path: Path, start: int, stop: int) -> bytes:
-    """Return bytes ``start`` to ``stop`` of a weight file on the hub."""
     from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
 
     # Documented, though not marked as exported.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,10 @@ LIMIT = 2**63
 LFS_POINTER = b"version https://git-lfs"
 
 
+Fetch = Callable[[int, int], bytes]
+"""(start, stop) -> these bytes of a file."""
+
+
 @dataclass(frozen=True)
 class TensorHeader:
     """Where one tensor lies: ``path`` from byte ``start`` to byte ``end`` (absolute, end excluded)."""
@@ -69,6 +73,8 @@ class TensorHeader:
     end: int
     view: View | None = None
     """Of a part of the tensor at ``start``: which of its entries, and in which order. None: all of them."""
+    fetch: Fetch | None = field(default=None, compare=False, repr=False)
+    """Of a tensor whose file is not on this machine: gives bytes of the file."""
 
     @property
     def num_entries(self) -> int:

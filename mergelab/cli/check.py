@@ -21,19 +21,19 @@ PROJECTIONS = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down")
 
 @click.command()
 @pair_options
-@click.option("--no-digest", is_flag=True, help="Compare headers alone; of models on the hub fetch no weights at all.")
 @inferred_option
 @click.option(
     "--save-rule", type=click.Path(path_type=Path), metavar="FILE", help="Keep an inferred family as a new YAML file."
 )
+@click.option("--no-digest", is_flag=True, help="Compare headers alone; of models on the hub fetch no weights at all.")
 @json_option
-def check(accept_inferred: bool, save_rule: Path | None, as_json: bool, no_digest: bool, **pair: str | None) -> None:
+def check(accept_inferred: bool, save_rule: Path | None, no_digest: bool, as_json: bool, **pair: str | None) -> None:
     """Say whether the models of a pair fit each other, from headers and 64 sampled rows of some tensors.
 
     Shown are layouts, which tensors pair, differences of config and vocabulary, and whether the vlm's tower comes
     from base and ancestor. PAIR is a name (mergelab pairs) or the path of a pair file. Exit code 4: it does not fit.
-    A vlm of no known family is mapped by inference; the report says how sure that is, and ends with the rule as YAML.
     Of models on the hub only small files, headers and the sampled rows are fetched.
+    A vlm of no known family is mapped by inference; the report says how sure that is, and ends with the rule as YAML.
 
     \b
     Examples:

@@ -34,7 +34,7 @@ def export_tower(vlm: str, base: str, out: Path, accept_inferred: bool, as_json:
     check_output_folder(out)
     models = open_models(pair, say, accept_inferred=accept_inferred)
     with silenced():
-        from mergelab.sweeps.single import write_tower
+        from mergelab.sweeps.writing import write_tower
 
         record = write_tower(pair, models, out)
     if as_json:

@@ -56,7 +56,7 @@ def merge(
     experiment = load_experiment(**recipe)
     models = open_models(experiment.pair, say, accept_unrelated, accept_inferred)
     with silenced():
-        from mergelab.sweeps.single import write_merge
+        from mergelab.sweeps.writing import write_merge
 
         record = write_merge(experiment.recipe, experiment.pair, models, out, layout, point, device)
     if as_json:

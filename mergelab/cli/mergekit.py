@@ -43,7 +43,7 @@ def export_mergekit(point: str | None, out: Path | None, **recipe: Any) -> None:
 
         models = open_models(experiment.pair, say)
         with silenced():
-            from mergelab.sweeps.single import find_point
+            from mergelab.sweeps.writing import find_point
 
             spec = find_point(experiment.recipe, experiment.pair, models, point).spec
     exported = export_point(

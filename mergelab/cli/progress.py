@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 from mergelab.cli.printing import say
-from mergelab.sweeps.experiment import Point
+from mergelab.sweeps.points import Point
 
 
 class Progress:

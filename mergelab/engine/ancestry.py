@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
-from mergelab.checkpoints.headers import Checkpoint, Fetch
-from mergelab.checkpoints.reader import fetch_entries, read_entries
+from mergelab.checkpoints.headers import Checkpoint
+from mergelab.checkpoints.reader import read_entries
 from mergelab.checkpoints.safetensors_format import TensorHeader
 from mergelab.errors import PairingError, problem_list
 from mergelab.towers.ancestry import STOPPING, Block, Digest, digest_ancestry, linear_modules
@@ -29,26 +30,34 @@ def ancestry_digest(pairing: Pairing, checkpoints: Mapping[str, Checkpoint]) -> 
     stored = {paired.name: paired.stored for paired in pairing.tensors}
 
     def read(role: str, name: str) -> Block:
-        checkpoint = checkpoints[role]
-        return sampled_rows(checkpoint.header(stored[name][role]), checkpoint.fetch)
+        return sampled_rows(checkpoints[role].header(stored[name][role]))
 
     roles = [role for role in ("ancestor", "base") if role in checkpoints]
     return digest_ancestry(linear_modules(pairing.tensors), roles, read)
 
 
-def sampled_rows(header: TensorHeader, fetch: Fetch | None = None) -> Block:
-    """Return the sampled rows of a matrix: all of up to 64, else four evenly spread stretches of 16.
-
-    ``fetch`` gives the bytes of a matrix that is not on this machine.
-    """
+def sampled_rows(header: TensorHeader) -> Block:
+    """Return the sampled rows of a matrix: all of up to 64, else four evenly spread stretches of 16."""
     rows, width = header.shape[0], header.num_entries // header.shape[0]
     if rows <= STRETCHES * STRETCH_ROWS:
         starts, height = [0], rows
     else:
         starts = [round(step * (rows - STRETCH_ROWS) / (STRETCHES - 1)) for step in range(STRETCHES)]
         height = STRETCH_ROWS
-    ranges = [(start * width, (start + height) * width) for start in starts]
-    blocks = [read_entries(header, *one) for one in ranges] if fetch is None else fetch_entries(header, ranges, fetch)
+    places = [start * width for start in starts]
+
+    def stretch(place: int) -> torch.Tensor:
+        return read_entries(header, place, place + height * width)
+
+    scattered = header.view is not None and not all(piece.is_run for piece in header.view.whole.pieces())
+    if scattered:  # every stretch of a transposed expert lies all over it
+        whole = read_entries(header, 0, header.num_entries)
+        blocks = [whole[place : place + height * width] for place in places]
+    elif header.fetch is None:
+        blocks = [stretch(place) for place in places]
+    else:  # the hub answers several requests in the time of one
+        with ThreadPoolExecutor(STRETCHES) as pool:
+            blocks = list(pool.map(stretch, places))
     return np.asarray(torch.cat(blocks).to(torch.float32).numpy())
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mergelab.checkpoints.headers import TOWER_FOLDER, Checkpoint
 from mergelab.checkpoints.reader import read_entries, torch_dtype
+from mergelab.checkpoints.safetensors_format import DTYPE_BITS, TensorHeader
 from mergelab.checkpoints.writer import MANIFEST, CheckpointWriter, TensorPlan
 from mergelab.engine.deltas import UnscaledDeltas
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.outlets import outlets
+from mergelab.engine.pipeline import Gate, Stages, overlap
 from mergelab.engine.plan import BLOCK_ENTRIES, Operation, TensorJob
 from mergelab.engine.statistics import MergeStatistics
-from mergelab.engine.stream import Progress, stream
+from mergelab.engine.stream import LIMIT_BYTES, Progress, stream
 from mergelab.engine.targets import ShardTarget, TextTarget
 from mergelab.strides import View
 from mergelab.towers.layouts import repaired
@@ -63,8 +68,8 @@ def export_vlm(
 ) -> MergeStatistics:
     """Write the vlm with its tower replaced: names, layout, tying, tokenizer and all side files are the vlm's.
 
-    Names that transformers 5.4 or 5.5 corrupted are written as they were before, or no class would load them. Of a vlm
-    that keeps its tower in a folder of its own the whole repository is written, with that folder replaced.
+    Of a vlm that keeps its tower in a folder of its own the whole repository is written, with that folder replaced.
+    Names that transformers 5.4 or 5.5 corrupted are written as they were before, or no class would load them.
 
     Args:
         export: What to write.
@@ -86,7 +91,7 @@ def export_vlm(
     ]
     places = {repaired(name): (repaired(stored), view) for name, (stored, view) in parts.items()}
     inside = TOWER_FOLDER if vlm.repository else ""
-    with CheckpointWriter(out, plans, _shard_bytes(vlm), inside, places) as writer:
+    with CheckpointWriter(out, plans, _shard_bytes(vlm), places, inside) as writer:
         if vlm.repository:
             writer.copy_repository(vlm.repository)
         statistics = stream(
@@ -97,10 +102,8 @@ def export_vlm(
             progress,
             export.deltas,
         )
-        fused = {stored for stored, _ in parts.values()}
-        for name in (*vlm.tensors, *parts):
-            if name not in by_stored and name not in fused:
-                _copy_tensor(writer, export.inputs, name)
+        merged = {*by_stored, *(stored for stored, _ in parts.values())}
+        _copy_tensors(writer, export.inputs, [name for name in (*vlm.tensors, *parts) if name not in merged])
         for path in sorted(vlm.folder.iterdir()):
             is_weight = path.name.endswith(WEIGHT_SUFFIXES)
             if path.is_file() and not is_weight and path.name not in ("config.json", MANIFEST):
@@ -158,11 +161,41 @@ def _parts(export: Export) -> dict[str, tuple[str, View]]:
     return {name: (part.stored, part.view) for name, part in export.pairing.views.get("vlm", {}).items()}
 
 
-def _copy_tensor(writer: CheckpointWriter, inputs: Inputs, name: str) -> None:
-    header = inputs.header("vlm", name)
-    for start in range(0, header.num_entries, BLOCK_ENTRIES):
-        stop = min(start + BLOCK_ENTRIES, header.num_entries)
-        writer.write(repaired(name), start, read_entries(header, start, stop))
+@dataclass(frozen=True)
+class _Stretch:
+    """Entries of a tensor of the vlm that is copied as it is."""
+
+    header: TensorHeader
+    start: int
+    stop: int
+
+    @property
+    def num_bytes(self) -> int:
+        return (self.stop - self.start) * DTYPE_BITS[self.header.dtype] // 8
+
+
+def _copy_tensors(writer: CheckpointWriter, inputs: Inputs, names: Sequence[str]) -> None:
+    """Copy the vlm's tensors that no merge touches, reading ahead of the writing."""
+    headers = [inputs.header("vlm", name) for name in names]
+    stretches = [
+        _Stretch(header, start, min(start + BLOCK_ENTRIES, header.num_entries))
+        for header in headers
+        for start in range(0, header.num_entries, BLOCK_ENTRIES)
+    ]
+
+    def read(stretch: _Stretch) -> torch.Tensor:
+        return read_entries(stretch.header, stretch.start, stretch.stop)
+
+    def hand_over(stretch: _Stretch, entries: torch.Tensor, send: Callable[[torch.Tensor], None]) -> None:
+        send(entries)
+
+    def write(stretch: _Stretch, entries: torch.Tensor) -> None:
+        writer.write(repaired(stretch.header.name), stretch.start, entries)
+
+    stages = Stages(lambda stretch: stretch.num_bytes, read, hand_over, write)
+    with closing(overlap(stretches, stages, 1, Gate(LIMIT_BYTES))) as copied:
+        for _ in copied:
+            pass
 
 
 def _shard_bytes(checkpoint: Checkpoint) -> int:

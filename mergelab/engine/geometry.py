@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -11,31 +11,63 @@ DOT_ENTRIES = 1 << 18
 """Entries summed in float32 at a time: one float32 sum over an embedding is wrong in the third digit."""
 
 
+class ExactSum:
+    """A sum of floats without rounding, so that neither order nor grouping matters (Shewchuk 1997)."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._parts = [start]
+        """Numbers that do not overlap, whose exact sum it is; a handful."""
+
+    def add(self, term: float) -> None:
+        """Add a finite number."""
+        parts = []
+        for part in self._parts:
+            large, small = (term, part) if abs(term) >= abs(part) else (part, term)
+            term = large + small
+            if rest := small - (term - large):
+                parts.append(rest)
+        self._parts = [*parts, term]
+
+    def add_sum(self, other: ExactSum) -> None:
+        """Add another sum."""
+        for part in other._parts:
+            self.add(part)
+
+    def value(self) -> float:
+        """Return the sum, rounded once."""
+        return math.fsum(self._parts)
+
+
 @dataclass
 class Plane:
     """Inner products of two task vectors a and b, and of a merged vector m, added up over blocks."""
 
-    aa: float = 0.0
-    ab: float = 0.0
-    bb: float = 0.0
-    am: float = 0.0
-    bm: float = 0.0
-    mm: float = 0.0
+    aa: ExactSum = field(default_factory=ExactSum)
+    ab: ExactSum = field(default_factory=ExactSum)
+    bb: ExactSum = field(default_factory=ExactSum)
+    am: ExactSum = field(default_factory=ExactSum)
+    bm: ExactSum = field(default_factory=ExactSum)
+    mm: ExactSum = field(default_factory=ExactSum)
 
     def add(self, first: torch.Tensor, second: torch.Tensor, merged: torch.Tensor | None) -> None:
         """Add one block: flat float32 parts of both task vectors and, if its place is asked for, of the merge."""
-        self.aa += dot(first, first)
-        self.ab += dot(first, second)
-        self.bb += dot(second, second)
+        self.aa.add(dot(first, first))
+        self.ab.add(dot(first, second))
+        self.bb.add(dot(second, second))
         if merged is not None:
-            self.am += dot(first, merged)
-            self.bm += dot(second, merged)
-            self.mm += dot(merged, merged)
+            self.am.add(dot(first, merged))
+            self.bm.add(dot(second, merged))
+            self.mm.add(dot(merged, merged))
+
+    def add_plane(self, other: Plane) -> None:
+        """Add the products of other blocks."""
+        for name, products in vars(self).items():
+            products.add_sum(getattr(other, name))
 
     def cosine(self) -> float | None:
         """Return the cosine of the task vectors; None unless both are there and not 0."""
-        norms = math.sqrt(self.aa), math.sqrt(self.bb)
-        return self.ab / (norms[0] * norms[1]) if all(norms) else None
+        norms = math.sqrt(self.aa.value()), math.sqrt(self.bb.value())
+        return self.ab.value() / (norms[0] * norms[1]) if all(norms) else None
 
     def outside_share(self) -> float | None:
         """Return the norm of m outside span{a, b} over the norm of m, in 0..1; None for m = 0 or without m.
@@ -46,20 +78,23 @@ class Plane:
         Task arithmetic stays in the span: 0 up to about 1e-3, the root of the rounding of the products. Trimming
         and dropping leave it as well; for them the share says how much was cut.
         """
-        if self.mm == 0:
+        aa, ab, bb, am, bm, mm = (getattr(self, name).value() for name in ("aa", "ab", "bb", "am", "bm", "mm"))
+        if mm == 0:
             return None
         inside = 0.0
-        if self.aa > 0:
-            inside += self.am**2 / self.aa
-        rest = self.bb - (self.ab**2 / self.aa if self.aa > 0 else 0.0)
+        if aa > 0:
+            inside += am**2 / aa
+        rest = bb - (ab**2 / aa if aa > 0 else 0.0)
         # Parallel vectors span a line; what is left of b is rounding then.
-        if rest > 1e-9 * self.bb:
-            inside += (self.bm - (self.am * self.ab / self.aa if self.aa > 0 else 0.0)) ** 2 / rest
-        return math.sqrt(max(0.0, 1.0 - inside / self.mm))
+        if rest > 1e-9 * bb:
+            inside += (bm - (am * ab / aa if aa > 0 else 0.0)) ** 2 / rest
+        return math.sqrt(max(0.0, 1.0 - inside / mm))
 
 
 def dot(first: torch.Tensor, second: torch.Tensor) -> float:
     """Return the inner product of two flat float32 tensors, added up in float64 over slices."""
+    if 0 < first.numel() <= DOT_ENTRIES:
+        return float(torch.dot(first, second))
     parts = zip(first.split(DOT_ENTRIES), second.split(DOT_ENTRIES), strict=True)
     sums = [torch.dot(one, two) for one, two in parts]
     return float(torch.stack(sums).cpu().double().sum()) if sums else 0.0

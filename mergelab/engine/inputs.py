@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mergelab.checkpoints.headers import Checkpoint, TensorHeader
-from mergelab.checkpoints.reader import read_entries
+from mergelab.checkpoints.reader import read_entries, torch_dtype
 from mergelab.errors import PairingError
 
 KEEP_SHARE_OF_FREE_MEMORY = 0.5
@@ -72,27 +72,39 @@ class Inputs:
         Raises:
             PairingError: The tensor is not floating point; the message names it.
         """
-        raw = self.entries(role, stored, start, stop)
-        if not raw.is_floating_point():
+        self.check_float(role, stored)
+        return self.entries(role, stored, start, stop).to(self.device, torch.float32)
+
+    def check_float(self, role: str, stored: str) -> None:
+        """Raise PairingError, which names the tensor, unless it is floating point."""
+        header = self.header(role, stored)
+        dtype = torch_dtype(header.dtype)
+        if not dtype.is_floating_point:
             raise PairingError(
-                f"{self.header(role, stored).path}: {stored} is {raw.dtype}; only floating-point tensors merge. "
+                f"{header.path}: {stored} is {dtype}; only floating-point tensors merge. "
                 f"Use the unquantised checkpoint of {role}."
             )
-        return raw.to(self.device, torch.float32)
 
     def float_rows(self, role: str, stored: str, rows: Sequence[int], width: int) -> torch.Tensor:
         """Return the given rows of a matrix, (len(rows), width), float32 on the device.
 
         Vocabularies agree in long runs, and each run of consecutive rows is read at once.
         """
-        if not rows:
-            return torch.empty(0, width, device=self.device)
-        runs = [self.float_entries(role, stored, low * width, high * width) for low, high in consecutive_runs(rows)]
-        return torch.cat(runs).view(-1, width)
+        self.check_float(role, stored)
+        return self.rows(role, stored, rows, width).to(self.device, torch.float32).view(-1, width)
+
+    def rows(self, role: str, stored: str, rows: Sequence[int], width: int) -> torch.Tensor:
+        """Return the entries of the given rows of a matrix, flat, in its stored dtype, on the CPU."""
+        runs = [self.entries(role, stored, low * width, high * width) for low, high in consecutive_runs(rows)]
+        if len(runs) == 1:
+            return runs[0]
+        return torch.cat(runs) if runs else torch.empty(0, dtype=torch_dtype(self.header(role, stored).dtype))
 
 
 def consecutive_runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield (first, last + 1) of every stretch of rows that follow each other."""
+    if not rows:
+        return
     first = previous = rows[0]
     for row in rows[1:]:
         if row != previous + 1:

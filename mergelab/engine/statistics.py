@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,15 +11,12 @@ import torch
 
 from mergelab.engine.by_mergekit import RANDOM_STREAM
 from mergelab.engine.geometry import Plane
-from mergelab.engine.plan import Operation, TensorJob, block_of
+from mergelab.engine.plan import Operation, TensorJob
 from merges.block import Survey
-from merges.dare import dare_mask
-from merges.exclusion import is_excluded
+from merges.masks import count, differs
 from merges.mergekit_methods import ByMergekit
-from merges.parameters import DareLinear, DareTies, Ties
+from merges.parameters import DareLinear, DareTies
 from merges.surveyor import threshold_value
-from merges.ties import kept_mask
-from merges.trim import trim_counts
 
 
 @dataclass
@@ -36,6 +33,7 @@ class MergeStatistics:
     changed_kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     rounded_back: int = 0
     vector_entries: int = 0
+    """Of all task vectors that are trimmed or thinned."""
     asked_entries: int = 0
     kept_entries: int = 0
     _plane: Plane = field(default_factory=Plane)
@@ -46,51 +44,53 @@ class MergeStatistics:
         models: Mapping[str, torch.Tensor],
         merged: torch.Tensor,
         rounded: torch.Tensor,
-        start: int,
+        kept: Mapping[str, torch.Tensor] | None = None,
+        same_dtype: Collection[str] = (),
     ) -> None:
-        """Count one block: float32 inputs by role, the float32 result, and the flat result as it is stored.
+        """Count one block: float32 inputs by role, the float32 result, and the result as it is stored.
 
-        ``start`` is the flat index of the first entry, as the method saw it.
+        Args:
+            job: The tensor.
+            models: Inputs by role.
+            merged: The result before rounding.
+            rounded: The result after it.
+            kept: The masks that a trimming or dropping method put on the task vectors.
+            same_dtype: Roles whose tensor is stored in the dtype of ``rounded``.
         """
         size, kind, zero = merged.numel(), job.tensor.kind, self.operation.zero
         self.merged_entries += size
         self.entries[kind] += size
+        written = rounded.to(torch.float32).view(merged.shape)
         for role, model in models.items():
-            changed = int((rounded != model.reshape(-1).to(rounded.dtype)).sum())
+            exact = role in same_dtype or rounded.dtype == torch.float32
+            stored = model if exact else model.to(rounded.dtype).to(torch.float32)
+            changed = count(differs(written, stored))
             self.changed[role] += changed
             self.changed_kinds[role, kind] += changed
             if role == zero:
-                self.rounded_back += int((merged != model).sum()) - changed
-        if zero is not None:
-            self._count_kept(job, models, start)
+                self.rounded_back += count(differs(merged, model)) - changed
+        for mask in (kept or {}).values():
+            self.vector_entries += mask.numel()
+            self.kept_entries += count(mask)
         if zero is not None and len(self.operation.vectors) == 2:
             first, second = ((models[role] - models[zero]).reshape(-1) for role in self.operation.vectors)
             # Three more products: worth it beside a decomposition or a sort, not beside an addition.
             merge = (merged - models[zero]).reshape(-1) if self.operation.whole_tensors else None
             self._plane.add(first, second, merge)
 
-    def _count_kept(self, job: TensorJob, models: Mapping[str, torch.Tensor], start: int) -> None:
-        """Count the entries of the task vectors that a trimming or dropping method asks for and keeps."""
-        parameters, zero = self.operation.parameters, self.operation.zero
-        assert zero is not None
-        if not isinstance(parameters, Ties | DareLinear | DareTies):
-            return
-        if is_excluded(parameters.exclude, job.tensor.kind, job.tensor.name):
-            return
-        block = block_of(job, self.operation, start, self.survey)
-        for role in self.operation.vectors:
-            size = models[role].numel()
-            if isinstance(parameters, Ties) and parameters.trim_scope == "model":
-                asked = 0  # of the whole model: from the survey, in the record
-                kept = int(kept_mask(models[role] - models[zero], role, parameters, block).sum())
-            elif isinstance(parameters, Ties):
-                asked, kept = trim_counts(models[role] - models[zero], parameters.density, parameters.kept_count)
-            else:
-                kept = int(dare_mask(role, parameters.drop_rate, block, models[role]).sum())
-                asked = round(size * (1 - parameters.drop_rate))
-            self.vector_entries += size
-            self.asked_entries += asked
-            self.kept_entries += kept
+    def add_statistics(self, other: MergeStatistics) -> None:
+        """Add what was counted of other blocks of the same merge; the order does not matter."""
+        self.num_tensors += other.num_tensors
+        self.merged_entries += other.merged_entries
+        self.copied_entries += other.copied_entries
+        self.changed.update(other.changed)
+        self.entries.update(other.entries)
+        self.changed_kinds.update(other.changed_kinds)
+        self.rounded_back += other.rounded_back
+        self.vector_entries += other.vector_entries
+        self.asked_entries += other.asked_entries
+        self.kept_entries += other.kept_entries
+        self._plane.add_plane(other._plane)
 
     def cosine(self) -> float | None:
         """Return the cosine of the two task vectors over all merged entries; None without two non-zero vectors."""
@@ -114,6 +114,8 @@ class MergeStatistics:
         by_mergekit = isinstance(parameters, ByMergekit) and parameters.draws
         survey = self.survey or Survey()
         asked = self.asked_entries + sum(survey.asked.values())
+        if isinstance(parameters, DareLinear | DareTies):
+            asked = round(self.vector_entries * (1 - parameters.drop_rate))
         return {
             "method": self.operation.method,
             "zero": zero,

@@ -27,12 +27,17 @@ def holds(live: torch.dtype, written: torch.dtype) -> bool:
 class Target(Protocol):
     """Takes the blocks of every job, in any order within a tensor."""
 
+    in_memory: bool
+    """True if blocks are wanted on the device where they are computed, False if on the CPU."""
+
     def write(self, job: TensorJob, start: int, block: torch.Tensor) -> None:
         """Store ``block``, flat and in the job's dtype, as entries ``start..`` of the job's tensor."""
 
 
 class LiveTarget:
     """Overwrites the weights of a live model in place; nothing is written to disk."""
+
+    in_memory = True
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take the live tensors by canonical name. A tied head appears once, as the embedding."""
@@ -75,6 +80,9 @@ class LiveTarget:
     def write(self, job: TensorJob, start: int, block: torch.Tensor) -> None:
         """Copy the block into the live storage."""
         self.distributor.write(job, start, block)
+        if block.device.type == "cuda":
+            # The memory of the block goes back to the thread that computed it, and must not be refilled too early.
+            torch.cuda.current_stream(block.device).synchronize()
 
     def _store(self, name: str, start: int, block: torch.Tensor) -> None:
         with torch.no_grad():
@@ -83,6 +91,8 @@ class LiveTarget:
 
 class ShardTarget:
     """Writes blocks into a vlm in the making, under the names the vlm has (``repaired``)."""
+
+    in_memory = False
 
     def __init__(self, writer: CheckpointWriter) -> None:
         """Take an open writer."""
@@ -95,6 +105,8 @@ class ShardTarget:
 
 class TextTarget:
     """Writes blocks into a text checkpoint in the making, under canonical names."""
+
+    in_memory = False
 
     def __init__(self, writer: CheckpointWriter, shapes: Mapping[str, Sequence[int]]) -> None:
         """Take an open writer and the tensors of the text model, which it was opened with."""

@@ -24,46 +24,20 @@ from mergelab.device import choose_device, limit_threads
 from mergelab.engine.ancestry import ancestry_summary, check_related
 from mergelab.engine.checks import check_equal_tensors, check_same_rows
 from mergelab.engine.outlets import check_outlets
-from mergelab.engine.plan import Operation, TensorJob, operation, plan_jobs
+from mergelab.engine.plan import TensorJob, plan_jobs
 from mergelab.engine.targets import LiveTarget
 from mergelab.errors import DamagedFileError, PairingError, RecipeError
 from mergelab.evals.suite import EvalSuite, load_suite
 from mergelab.live.configs import tower_config
 from mergelab.live.model import tower_outline, tower_shapes
 from mergelab.sinks.prompts import Prompts, load_prompts
-from mergelab.sweeps.grid import PointSpec, expand
-from mergelab.sweeps.identity import hash_json, point_id
+from mergelab.sweeps.grid import expand
+from mergelab.sweeps.identity import hash_json
 from mergelab.sweeps.models import Models
+from mergelab.sweeps.points import Point, named
 from mergelab.sweeps.request import eval_request
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "lm_eval", "safetensors", "numpy", "mergekit")
-
-
-@dataclass(frozen=True)
-class Point:
-    """One point with its id and, unless it is a parent, how its weights are made."""
-
-    spec: PointSpec
-    point_id: str
-    operation: Operation | None
-
-    @property
-    def label(self) -> str:
-        """What progress lines call the point."""
-        if self.spec.is_parent:
-            return str(self.spec.role)
-        parameters = self.spec.parameters
-        if "of" in parameters:
-            return f"{self.spec.method} of {parameters['of']}"
-        if "matched" in parameters:
-            return f"{self.spec.method} as large as {parameters['matched']['method']}"
-        # Words are conventions and equal for all points; weights are worth a place when they differ.
-        shown = {key: value for key, value in parameters.items() if type(value) in (int, float)}
-        weights = parameters.get("weights") or parameters.get("weight")
-        if weights and len(set(weights.values())) > 1:
-            shown |= weights
-        excluded = [f"without {', '.join(parameters['exclude'])}"] if parameters.get("exclude") else []
-        return " ".join([str(self.spec.method), *(f"{key} {value:g}" for key, value in shown.items()), *excluded])
 
 
 @dataclass(frozen=True)
@@ -181,20 +155,6 @@ def text_config(models: Models, jobs: Sequence[TensorJob]) -> PretrainedConfig:
     config = tower_config(models.checkpoints["vlm"].folder, tower.has_head, tower.family)
     check_outlets(jobs, tower_shapes(config), " ".join(config.architectures or []))
     return config
-
-
-def named(spec: PointSpec, fingerprints: dict[str, str], output_dtype: str) -> Point:
-    """Return a point with its id and its operation."""
-    made = None
-    if spec.method is not None:
-        made = operation(
-            spec.method,
-            spec.parameters,
-            spec.zero_point,
-            conventions=spec.conventions or "paper",
-            seed=spec.seed or 0,
-        )
-    return Point(spec, point_id(spec, fingerprints, output_dtype), made)
 
 
 def live_dtype(jobs: Sequence[TensorJob]) -> torch.dtype:

@@ -49,6 +49,8 @@ def infer_family(checkpoints: Mapping[str, Checkpoint]) -> Inferred:
         roles=role_rules(inference, shapes, roles),
         text_config=text_section(vlm, inference, headers[EMBEDDING].shape[1]),
         model_type=causal_type(tower, vlm),
+        vlm_type=str(vlm.config.get("model_type") or ""),
+        base=tower.family,
         covers=f"inferred for {vlm.config.get('model_type') or vlm.folder.name}",
     )
     operations, open_ends = Judge(models, inference, outside, setting).settle()
@@ -118,9 +120,11 @@ def text_section(vlm: Checkpoint, inference: Inference, width: int) -> str:
 
 
 def causal_type(base: Tower, vlm: Checkpoint) -> str:
-    """Return base's ``model_type``, empty where the vlm's text config says the same."""
-    mine = str(base.text_config.get("model_type") or "")
-    return "" if text_config_of(vlm.config).get("model_type") == mine else mine
+    """Return base's ``model_type`` where transformers knows neither the vlm's nor its text config's, else nothing."""
+    from transformers import CONFIG_MAPPING
+
+    said = (vlm.config.get("model_type"), text_config_of(vlm.config).get("model_type"))
+    return "" if any(kind in CONFIG_MAPPING for kind in said) else str(base.text_config.get("model_type") or "")
 
 
 def no_place(inference: Inference) -> str:

@@ -91,9 +91,9 @@ def open_models(
         if checkpoint.is_pickled:
             say(f"{name}: {checkpoint.shards[0].name} is pickled; it is read through torch's weights-only loading")
     models = pair_models(pair, checkpoints, accept_inferred)
-    if not headers_only and any(checkpoint.fetch for checkpoint in checkpoints.values()):
+    if not headers_only and any(checkpoint.on_hub for checkpoint in checkpoints.values()):
         for role, source in pair.sources.items():
-            if checkpoints[role].fetch:
+            if checkpoints[role].on_hub:
                 checkpoints[role] = open_checkpoint(resolve_source(source.location, source.revision, announce=say))
         models = pair_models(pair, checkpoints, accept_inferred)
     if models.report is not None:
@@ -107,8 +107,6 @@ def open_models(
 def pair_models(pair: Pair, checkpoints: Mapping[str, Checkpoint], accept_inferred: bool = False) -> Models:
     """Pair opened checkpoints: by the family that the pair names, else by what is known, else by inference.
 
-    Inference reads numbers; it is left out while weights are on the hub.
-
     Raises:
         RecipeError: There is no such family, or its file is not valid.
         PairingError: The models do not fit.
@@ -121,11 +119,6 @@ def pair_models(pair: Pair, checkpoints: Mapping[str, Checkpoint], accept_inferr
     try:
         return Models(*paired(checkpoints))
     except PairingError as refusal:
-        if any(checkpoint.fetch for checkpoint in checkpoints.values()):
-            raise PairingError(
-                f"{refusal}\nIf the vlm is of no known family: its names can be mapped by inference, which needs the "
-                "weights on this machine. Download the models and give their folders."
-            ) from refusal
         return infer_models(checkpoints, refusal, accept_inferred)
 
 

@@ -10,8 +10,9 @@ import torch
 
 from mergelab.errors import MergelabError
 from mergelab.sweeps.cache import ResultCache
-from mergelab.sweeps.experiment import Point, Prepared, experiment_record
+from mergelab.sweeps.experiment import Prepared, experiment_record
 from mergelab.sweeps.ledger import claim, owned
+from mergelab.sweeps.points import Point
 from mergelab.sweeps.worker import Report, Worker
 
 

@@ -3,154 +3,26 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from mergelab import __version__
-from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
 from mergelab.checkpoints.hub import resolve_source
-from mergelab.checkpoints.output_folder import check_output_folder
 from mergelab.checkpoints.reader import torch_dtype
-from mergelab.config import Pair, Recipe, resolved
 from mergelab.device import choose_device, limit_threads
-from mergelab.engine.ancestry import ancestry_summary, check_related
-from mergelab.engine.checks import check_equal_tensors, check_same_rows
-from mergelab.engine.export import Export, export_text, export_vlm
-from mergelab.engine.inputs import Inputs
-from mergelab.engine.plan import COPY, OUTPUT_DTYPES, operation, plan_jobs
+from mergelab.engine.plan import OUTPUT_DTYPES
 from mergelab.errors import PairingError, RecipeError
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import TaskResult, load_suite
 from mergelab.live.configs import has_vlm_class
-from mergelab.live.model import LiveModel, tower_shapes
+from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
 from mergelab.sinks.prompts import load_prompts
-from mergelab.sweeps.experiment import Point, load_generation_config, load_tokenizer, named, text_config
-from mergelab.sweeps.grid import expand, selected_points
+from mergelab.sweeps.experiment import load_generation_config, load_tokenizer
 from mergelab.sweeps.loading import tower_of
-from mergelab.sweeps.models import Models
 from mergelab.towers.layouts import Tower, locate_tower
-
-
-def write_merge(
-    recipe: Recipe, pair: Pair, models: Models, out: Path, layout: str, point_id: str | None, device: str
-) -> dict[str, Any]:
-    """Write one point of a recipe as a checkpoint.
-
-    Args:
-        recipe: The recipe.
-        pair: The pair it runs on.
-        models: The opened models.
-        out: Folder to write; new or empty.
-        layout: ``vlm`` or ``text``.
-        point_id: A point of the grid; None takes the one that ``parameters`` names.
-        device: Where to compute.
-
-    Returns:
-        What the manifest beside the weights says, with label and seconds.
-
-    Raises:
-        RecipeError: ``parameters`` name no or several points, or no point has this id.
-        OutputFolderError: ``out`` holds something.
-        PairingError: The models do not fit each other; as text, the vlm's config does not describe its tower, or
-            base's tokenizer does not address it.
-    """
-    started = time.perf_counter()
-    check_output_folder(out)
-    device = choose_device(device)
-    check_equal_tensors(models.pairing, models.checkpoints)
-    digest = check_related(models.pairing, models.checkpoints, models.accept_unrelated)
-    jobs = plan_jobs(models.pairing, models.checkpoints, recipe.output_dtype)
-    config = None
-    if layout == "text":
-        check_same_rows(models.pairing)
-        config = text_config(models, jobs)
-    fingerprints = models.fingerprints()
-    point = _choose(recipe, pair, fingerprints, point_id)
-    assert point.operation is not None
-    manifest = {
-        "format": 1,
-        "mergelab": __version__,
-        "point_id": point.point_id,
-        "method": point.spec.method,
-        "parameters": dict(point.spec.parameters),
-        "seed": point.spec.seed,
-        "zero_point": point.spec.zero_point,
-        "conventions": point.spec.conventions,
-        "fingerprints": fingerprints,
-        "ancestry": ancestry_summary(digest, models.accept_unrelated),
-        "inferred": None if models.report is None else models.report.record(),
-        "recipe": resolved(recipe),
-        "pair": pair.model_dump(mode="json"),
-    }
-    export = Export(jobs, point.operation, Inputs(models.checkpoints, device=device), models.pairing)
-    if config is None:
-        statistics = export_vlm(export, out, manifest, recipe.output_dtype)
-    else:
-        statistics = export_text(export, out, manifest, config.to_dict(), tower_shapes(config))
-    seconds = time.perf_counter() - started
-    return {**manifest, "label": point.label, "statistics": statistics.record(), "seconds": seconds}
-
-
-def write_tower(pair: Pair, models: Models, out: Path) -> dict[str, Any]:
-    """Write the vlm's tower, bit for bit, as a text checkpoint with base's tokenizer.
-
-    Nothing is merged, so base need not be related: it only has to have the same tensors and tokens.
-
-    Returns:
-        What the manifest beside the weights says, with the number of tensors and seconds.
-
-    Raises:
-        OutputFolderError: ``out`` holds something.
-        PairingError: The vlm's config does not describe its tower, or base's tokenizer does not address it.
-    """
-    started = time.perf_counter()
-    check_output_folder(out)
-    jobs = plan_jobs(models.pairing, models.checkpoints)
-    check_same_rows(models.pairing)
-    config = text_config(models, jobs)
-    manifest = {
-        "format": 1,
-        "mergelab": __version__,
-        "method": COPY,
-        "parameters": {"of": "vlm"},
-        "fingerprints": {"vlm": fingerprint_checkpoint(models.checkpoints["vlm"])},
-        "pair": pair.model_dump(mode="json"),
-    }
-    copy = operation(COPY, {"of": "vlm"}, None)
-    export = Export(jobs, copy, Inputs(models.checkpoints), models.pairing)
-    export_text(export, out, manifest, config.to_dict(), tower_shapes(config))
-    return {**manifest, "tensors": len(jobs), "seconds": time.perf_counter() - started}
-
-
-def find_point(recipe: Recipe, pair: Pair, models: Models, point_id: str) -> Point:
-    """Return the point of this id on these models.
-
-    Raises:
-        RecipeError: There is none; the message lists those there are.
-    """
-    return _choose(recipe, pair, models.fingerprints(), point_id)
-
-
-def _choose(recipe: Recipe, pair: Pair, fingerprints: dict[str, str], point_id: str | None) -> Point:
-    if point_id is None:
-        selected = [named(spec, fingerprints, recipe.output_dtype) for spec in selected_points(recipe, pair)]
-        if len(selected) == 1:
-            return selected[0]
-        labels = "; ".join(f"{point.point_id} {point.label}" for point in selected)
-        raise RecipeError(f"recipe {recipe.name}: it has {len(selected)} merges. Choose one with --point: {labels}.")
-    specs = [*expand(recipe, pair)]
-    known = [named(spec, fingerprints, recipe.output_dtype) for spec in specs if spec.method is not None]
-    for point in known:
-        if point.point_id == point_id:
-            return point
-    labels = "\n".join(f"  {point.point_id}  {point.label}" for point in known)
-    raise RecipeError(f"--point {point_id}: no such point on these models. Known are\n{labels}")
 
 
 def measure_models(

@@ -28,9 +28,10 @@ from mergelab.evals.suite import TaskResult
 from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
 from mergelab.sweeps.cache import Cached, CacheKey, ResultCache, describe_machine, hash_tokenizers
-from mergelab.sweeps.experiment import Point, Prepared
+from mergelab.sweeps.experiment import Prepared
 from mergelab.sweeps.identity import stage_key
 from mergelab.sweeps.loading import load_text_parent, load_tower, stored_dtype
+from mergelab.sweeps.points import Point
 
 Report = Callable[[Point, str, float], None]
 """Told the point, what is being done, and how much of that is done (0..1)."""

@@ -16,5 +16,7 @@ never imported. Bytes live in ``mergelab.checkpoints``, whose headers fit the pr
 - ``ancestry``: whether models come from one another, ``digest_ancestry`` on given samples.
 - ``taking_apart``: which fused tensors are merged part by part.
 - ``text_config``: the plain config that a family derives, ``derived_config``.
+- ``stacks``, ``matching``, ``leftovers``, ``inference``: the tower of a vlm of no known family, ``infer_tower``.
+- ``inferred_rule``, ``confidence``: what was inferred as a family file, and how sure that is.
 - ``pairing``: the total pairing of base, vlm and ancestor, ``pair_checkpoints``.
 """

@@ -204,8 +204,8 @@ def digest_ancestry(modules: Sequence[Module], roles: Sequence[str], read: Read)
         if "ancestor" in blocks and "base" in blocks:
             change = blocks["base"] - blocks["ancestor"]
             sums = parts.setdefault(module.projection, [0.0, 0.0])
-            sums[0] += float((blocks["vlm"] - blocks["ancestor"]) @ change)
-            sums[1] += float(change @ change)
+            sums[0] += inner(blocks["vlm"] - blocks["ancestor"], change)
+            sums[1] += inner(change, change)
     relations = {}
     for role, tensors in found.items():
         relations[role] = judge(role, with_partners(with_outliers(tensors), modules, role, read))
@@ -221,12 +221,22 @@ def entries(read: Read, role: str, name: str) -> npt.NDArray[np.float64]:
     return np.nan_to_num(np.asarray(read(role, name), dtype=np.float64).reshape(-1), posinf=0.0, neginf=0.0)
 
 
+def inner(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> float:
+    """Return the inner product. Not by BLAS: its threads cost more than these sums, and decide their last digits."""
+    return float(np.add.reduce(first * second))
+
+
+def norm(vector: npt.NDArray[np.float64]) -> float:
+    """Return the Euclidean norm."""
+    return math.sqrt(inner(vector, vector))
+
+
 def cosine_of(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> float:
     """Return the cosine; 1 for two zero vectors, 0 if only one is zero."""
-    lengths = float(np.linalg.norm(first)) * float(np.linalg.norm(second))
+    lengths = norm(first) * norm(second)
     if lengths == 0.0:
         return float(not first.any() and not second.any())
-    return float(first @ second) / lengths
+    return inner(first, second) / lengths
 
 
 def enough(cosine: float, num_entries: int) -> bool:
@@ -236,8 +246,8 @@ def enough(cosine: float, num_entries: int) -> bool:
 
 def compare(module: Module, vlm: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> TensorRelation:
     """Return the numbers of one matrix."""
-    cosine, length = cosine_of(vlm, other), float(np.linalg.norm(other))
-    distance = float(np.linalg.norm(vlm - other))
+    cosine, length = cosine_of(vlm, other), norm(other)
+    distance = norm(vlm - other)
     relative = distance / length if length else float(distance > 0)
     equal = float(np.mean(vlm == other))
     related = enough(cosine, vlm.size)

@@ -35,6 +35,10 @@ class Setting:
     model_type: str = ""
     """Of the causal LM, where the text config does not name it."""
     covers: str = ""
+    vlm_type: str = ""
+    """``model_type`` of the vlm."""
+    base: Family | None = None
+    """Base's, where it keeps fused tensors that the vlm has under the same names: they are made of the same parts."""
 
 
 def family_of(inference: Inference, operations: Option, outside: Mapping[str, str], setting: Setting) -> Family:
@@ -46,18 +50,24 @@ def family_of(inference: Inference, operations: Option, outside: Mapping[str, st
         outside: Canonical name -> stored name of what lies beside the layers.
         setting: The rest of the document.
     """
+    own = {} if setting.base is None else setting.base.model_dump(mode="json", exclude_defaults=True)
     document: dict[str, Any] = {
         "family": NAME,
         "covers": setting.covers,
-        "detect": {"keys_all": keys(inference, operations)},
+        "detect": {
+            "keys_all": keys(inference, operations),
+            **({"model_type": [setting.vlm_type]} if setting.vlm_type else {}),
+        },
         "roles": {role: list(patterns) for role, patterns in setting.roles.items()},
         "rename": [
             *([f"^{re.escape(stored)}$", name] for name, stored in outside.items() if stored != name),
             *stack_renames(inference.prefix),
             *leaf_renames(operations),
         ],
-        "split": [split_rule(operation) for operation in operations if operation.how in ("rows", "grouped")],
-        "experts": [expert_rule(operation) for operation in operations if operation.how in ("stacked", "transposed")],
+        "split": own.get("split", [])
+        + [split_rule(operation) for operation in operations if operation.how in ("rows", "grouped")],
+        "experts": own.get("experts", [])
+        + [expert_rule(operation) for operation in operations if operation.how in ("stacked", "transposed")],
         "text_config": [setting.text_config] if setting.text_config else [],
         "export": {"model_type": setting.model_type} if setting.model_type else {},
         "checked": "inferred",
@@ -72,7 +82,9 @@ def keys(inference: Inference, operations: Iterable[Operation]) -> list[str]:
     """Return what tells such a checkpoint from others: its layers, and in them what the base calls otherwise."""
     stack = f"^{re.escape(inference.prefix)}\\.\\d+\\."
     named = [
-        re.escape(op.source.name).replace(r"\*", r"\d+") for op in operations if op.source.name != op.parts[0].name
+        re.escape(op.source.name).replace(r"\*", r"\d+") + (r"\." if all(op.source.kinds) else "$")
+        for op in operations
+        if op.source.name != op.parts[0].name
     ]
     return [stack + name for name in named] or [stack]
 

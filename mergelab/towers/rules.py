@@ -188,7 +188,7 @@ class Family(Document):
                 [entry["pattern"], entry["replacement"]] if "when" not in entry else entry
                 for entry in content["rename"]
             ]
-        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110)
+        return yaml.safe_dump(content, default_flow_style=None, sort_keys=False, allow_unicode=True, width=110)
 
 
 def _as_rename(entry: Any, when: Any) -> Any:

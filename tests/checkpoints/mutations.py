@@ -155,7 +155,7 @@ def header(rng: random.Random, folder: Path) -> str:
     length = struct.unpack("<Q", raw[:8])[0]
     value, data = json.loads(raw[8 : 8 + length]), raw[8 + length :]
     entries = [entry for name, entry in value.items() if name != "__metadata__"]
-    action = rng.randrange(9)
+    action = rng.randrange(10)
     one, two = rng.sample(entries, 2)
     if action == 0:
         one["dtype"] = rng.choice(DTYPES)
@@ -176,6 +176,8 @@ def header(rng: random.Random, folder: Path) -> str:
     elif action == 6:
         name = rng.choice([name for name in value if name != "__metadata__"])
         value[rng.choice(ODD_NAMES)] = value.pop(name)
+    elif action == 7:
+        value["vision_tower.again.weight"] = dict(one)  # two tensors of the same bytes
     else:
         change_json(rng, value)
     text = raw_json(rng, value)

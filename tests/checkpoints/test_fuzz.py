@@ -20,7 +20,7 @@ import tokenizers
 import torch
 
 from mergelab.checkpoints.headers import Checkpoint, open_checkpoint
-from mergelab.checkpoints.reader import TORCH_DTYPES, read_tensor
+from mergelab.checkpoints.reader import TORCH_DTYPES, read_tensor, torch_dtype
 from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import operation, plan_jobs
 from mergelab.engine.stream import stream
@@ -114,7 +114,7 @@ def as_safetensors_reads(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
             found |= torch.load(shard, weights_only=True)
             continue
         for name, entry in safetensors.deserialize(shard.read_bytes()):
-            dtype = TORCH_DTYPES[entry["dtype"]]
+            dtype = torch_dtype(entry["dtype"])  # refuses those that torch cannot hold
             flat = torch.frombuffer(entry["data"], dtype=dtype) if entry["data"] else torch.empty(0, dtype=dtype)
             found[name] = flat.reshape(entry["shape"])
     return found
@@ -176,10 +176,12 @@ def trial(copies: Copies, seed: int) -> str:
         try:
             with bounded():
                 checkpoints = {"base": open_checkpoint(base), "vlm": open_checkpoint(vlm)}
-                stage = "pair"
+            stage = "read"
+            read = {name: check_read(checkpoint) for name, checkpoint in checkpoints.items()}
+            stage = "pair"
+            with bounded():
                 pairing = pair_checkpoints(checkpoints)
             stage = "merge"
-            read = {name: check_read(checkpoint) for name, checkpoint in checkpoints.items()}
             if seed % MERGED_EVERY == 0:
                 check_merge(pairing, checkpoints, read)
         except MergelabError as error:
@@ -187,7 +189,7 @@ def trial(copies: Copies, seed: int) -> str:
             message.encode("utf-8")
             assert len(message) < LONGEST_MESSAGE
             # What is wrong with values alone is named by tensor.
-            assert str(hit.parent) in message or hit.name in message or stage == "merge", message
+            assert str(hit.parent) in message or hit.name in message or stage in ("read", "merge"), message
             assert stage != "open" or isinstance(error, DamagedFileError)
             return stage
     return "merged"

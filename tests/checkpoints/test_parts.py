@@ -1,7 +1,7 @@
 """Weights inside fused tensors: read and written through views, bit for bit, in any order, from several threads."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mergelab.checkpoints.headers import open_checkpoint
-from mergelab.checkpoints.reader import fetch_entries, read_entries, read_tensor
+from mergelab.checkpoints.reader import read_entries, read_tensor
 from mergelab.checkpoints.writer import CheckpointWriter, TensorPlan
 from mergelab.strides import MIN_RUN, View, rows_of
 from tests.builders import hand_made
@@ -58,28 +58,6 @@ def test_parts_are_read_as_indexing_gives_them(tmp_path: Path, name: str) -> Non
         with pytest.raises(ValueError, match="entries 0 to"):
             read_entries(header, 0, header.num_entries + 1)
     assert checkpoint.num_bytes == open_checkpoint(folder).num_bytes
-
-
-@pytest.mark.parametrize("name", FUSED)
-def test_parts_that_lie_elsewhere_are_fetched_by_ranges(tmp_path: Path, name: str) -> None:
-    shape, views, cut = FUSED[name]
-    whole = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    folder = hand_made(tmp_path / "m", {"first": torch.zeros(5), "fused": whole})
-    checkpoint = open_checkpoint(folder).with_parts({part: ("fused", v) for part, v in views.items()})
-    asked: list[tuple[int, int]] = []
-
-    def fetch(path: Path, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        asked.extend(places)
-        content = path.read_bytes()
-        return [content[start:stop] for start, stop in places]
-
-    for part, expected in cut(whole).items():
-        header = checkpoint.header(part)
-        ranges = [(0, 1), (1, 4), (2, header.num_entries), (3, 3), (4, 9)]
-        found = fetch_entries(header, ranges, fetch)
-        for (start, stop), tensor in zip(ranges, found, strict=True):
-            assert torch.equal(tensor, expected.reshape(-1)[start:stop])
-    assert all(0 <= stop - start <= header.end - header.start for start, stop in asked)
 
 
 @pytest.mark.parametrize("name", FUSED)

@@ -147,4 +147,4 @@ def test_tower_in_a_folder_of_its_own_comes_with_what_surrounds_it(hub: FakeHub)
     assert open_checkpoint(folder).repository == folder
     assert (folder / "vision_tower" / "model.safetensors").is_file()
     sent = hub.weights_sent()
-    assert open_source("owner/vila").fetch is None and hub.weights_sent() == sent
+    assert not open_source("owner/vila").on_hub and hub.weights_sent() == sent

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from mergelab.cli import main
+from tests.builders import tiny_llama, tiny_llava
 
 
 def commands(group: click.Group, prefix: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], click.Command]]:
@@ -55,6 +57,15 @@ def loaded(code: str) -> str:
 def test_no_heavy_library_is_loaded_for(arguments: list[str]) -> None:
     code = f"from mergelab.cli import main\nmain({arguments!r}, standalone_mode=False)"
     assert loaded(code) == "[]"
+
+
+def test_a_vlm_is_written_without_transformers(tmp_path: Path) -> None:
+    base = tiny_llama(tmp_path / "base", seed=1)
+    vlm = tiny_llava(tmp_path / "vlm", seed=2, start=base)
+    arguments = ["merge", "configs/task_arithmetic.yaml", "--base", str(base), "--vlm", str(vlm)]
+    arguments += ["--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert loaded(f"from mergelab.cli import main\nmain({arguments!r}, standalone_mode=False)") == "['torch']"
+    assert (tmp_path / "out" / "config.json").exists()
 
 
 def test_the_check_for_heavy_libraries_can_fail() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,21 @@ def test_exported_tower_has_the_names_of_base(folder: Path, tmp_path: Path) -> N
     vlm = load_file(folder / "vlm" / "model.safetensors")
     tower = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(tower["model.layers.0.self_attn.o_proj.weight"], vlm["foo.bar.llm.blocks.0.self_attn.wo.weight"])
+
+
+def test_config_that_transformers_does_not_know_is_exported_as_bases_class(folder: Path, tmp_path: Path) -> None:
+    """The text config lies under a key of its own and names no class; base's class is the one that fits."""
+    shutil.copytree(folder / "vlm", tmp_path / "vlm")
+    config = json.loads((tmp_path / "vlm" / "config.json").read_text())
+    text = {key: value for key, value in config["text_config"].items() if key != "model_type"}
+    (tmp_path / "vlm" / "config.json").write_text(json.dumps({"model_type": "weird", "brain": {"lang": text}}))
+    done = typed("export-tower", tmp_path / "vlm", "--base", folder / "base", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    model, info = LlamaForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.config.num_hidden_layers == 2
+    checked = json.loads(
+        typed("check", "--base", folder / "base", "--vlm", tmp_path / "vlm", "--json", "--no-digest").stdout
+    )
+    rule = yaml.safe_load(checked["inferred"]["rule"])
+    assert rule["text_config"] == ["brain.lang"] and rule["export"][0]["model_type"] == "llama"

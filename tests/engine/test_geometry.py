@@ -1,12 +1,15 @@
 """The plane of two task vectors: the cosine and the share outside it, against a dense least-squares fit."""
 
 import math
+from random import Random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mergelab.engine.geometry import Plane
-from tests.merges.inputs import merge, normal
+from mergelab.engine.geometry import ExactSum, Plane
+from tests.merges.inputs import REPEATABLE, merge, normal
 
 
 def plane_of(first: torch.Tensor, second: torch.Tensor, merged: torch.Tensor, blocks: int = 3) -> Plane:
@@ -59,7 +62,8 @@ def test_parallel_and_missing_vectors_span_a_line() -> None:
 
 
 def test_rounding_between_parallel_vectors_is_no_direction() -> None:
-    plane = Plane(aa=1.0, ab=1.0, bb=1.0 + 1e-15, am=0.5, bm=0.50001, mm=1.0)
+    products = {"aa": 1.0, "ab": 1.0, "bb": 1.0 + 1e-15, "am": 0.5, "bm": 0.50001, "mm": 1.0}
+    plane = Plane(**{name: ExactSum(value) for name, value in products.items()})
     assert plane.outside_share() == pytest.approx(math.sqrt(0.75))
 
 
@@ -75,3 +79,17 @@ def test_overlap_trap_of_tsv_is_seen() -> None:
     averaged = merge("task_arithmetic", zero, [tau, other], lambda_=0.5)
     inside = plane_of(tau, other, averaged).outside_share()
     assert inside is not None and inside < 2e-3
+
+
+@given(st.lists(st.floats(-1e30, 1e30), max_size=30), st.randoms(use_true_random=False), st.integers(0, 30))
+@REPEATABLE
+def test_a_sum_is_exact_in_any_order_and_grouping(terms: list[float], random: Random, cut: int) -> None:
+    shuffled = list(terms)
+    random.shuffle(shuffled)
+    first, second = ExactSum(), ExactSum()
+    for term in shuffled[:cut]:
+        first.add(term)
+    for term in shuffled[cut:]:
+        second.add(term)
+    first.add_sum(second)
+    assert first.value() == math.fsum(terms)

@@ -95,7 +95,8 @@ def test_block_size_never_changes_a_bit(
 ) -> None:
     what = operation(method, values, "base" if method == "gaussian" else "ancestor", seed=3)
     whole = trio.merged(what)
-    monkeypatch.setattr(stream_module, "BLOCK_ENTRIES", block)
+    monkeypatch.setattr(stream_module, "BLOCK_ENTRIES", 2 * block)
+    monkeypatch.setattr(stream_module, "SPAN_ENTRIES", block)
     blocks = trio.merged(what, keep=True)
     for name, tensor in whole.items():
         assert torch.equal(tensor, blocks[name]), name
@@ -252,7 +253,7 @@ def test_cosine_of_a_large_tensor_is_that_of_float64(trio: Trio) -> None:
     expected = float((first.double() @ second.double()) / first.double().norm() / second.double().norm())
     statistics = MergeStatistics(operation("task_arithmetic", {"lambda": 1.0}, "ancestor"))
     models = {"ancestor": zero, "base": first, "vlm": second}
-    statistics.add(trio.jobs[0], models, zero, zero, 0)
+    statistics.add(trio.jobs[0], models, zero, zero)
     assert statistics.cosine() == pytest.approx(expected, abs=2e-6)
 
 

@@ -45,6 +45,7 @@ def test_official_ties_end_to_end_is_the_flat_vector_in_float64(
     trio: Trio, monkeypatch: pytest.MonkeyPatch, twentieths: int, block: int
 ) -> None:
     monkeypatch.setattr(stream_module, "BLOCK_ENTRIES", block)
+    monkeypatch.setattr(stream_module, "SPAN_ENTRIES", min(block, 37))
     values = {"density": twentieths / 20, "lambda": 0.7}
     found = trio.merged(operation("ties", values, "ancestor", conventions="official"))
     parents = {role: flat(trio, trio.merged(copy_of(role))) for role in ("ancestor", "base", "vlm")}

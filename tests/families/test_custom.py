@@ -20,7 +20,7 @@ from mergelab.config import Pair
 from mergelab.engine.targets import hash_live
 from mergelab.sweeps.loading import tower_of
 from mergelab.sweeps.models import open_models
-from mergelab.sweeps.single import write_tower
+from mergelab.sweeps.writing import write_tower
 from tests.builders import hand_made
 from tests.families.checkpoints import load
 from tests.towers import stored

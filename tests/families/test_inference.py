@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from mergelab.checkpoints.reader import read_entries
 from mergelab.errors import PairingError
 from mergelab.sweeps.models import Models, infer_models
 from tests.families.catalogue import FAMILIES
-from tests.families.checkpoints import Build, Built
+from tests.families.checkpoints import Build
 from tests.families.family import Family, Layout
 
 CASES = [pytest.param(family, layout, id=f"{family.id}-{layout}") for family in FAMILIES for layout in family.layouts]
@@ -36,26 +35,21 @@ def inferred(base: Path, vlm: Path) -> Models:
     return infer_models(checkpoints, PairingError("no family is known"), accept_inferred=True)
 
 
-def truth(built: Built) -> dict[str, torch.Tensor]:
-    """Return the tower's weights, experts one by one as most text models are stored."""
-    state = dict(built.tower.state_dict())
-    for name in [name for name in state if re.search(r"\.experts\.(gate_up|down)_proj$", name)]:
-        halves = state[name].chunk(2, 1) if "gate_up" in name else [state[name]]
-        parts = ["gate_proj", "up_proj"] if "gate_up" in name else ["down_proj"]
-        for part, half in zip(parts, halves, strict=True):
-            for expert, tensor in enumerate(half):
-                state[f"{name.rpartition('.')[0]}.{expert}.{part}.weight"] = tensor
-    return state
+def check_truth(models: Models) -> None:
+    """Compare every weight of the pairing in both models: base is the vlm's tower, moved by 0.02 of its spread.
 
-
-def check_truth(built: Built, models: Models) -> None:
-    """Compare every weight of the pairing, read from the vlm, with the tower that the vlm was made of."""
-    known = truth(built)
+    Every weight is random, so that one in another place or order differs by more than 1, a gain by 0.14.
+    """
     for paired in models.pairing.tensors:
-        header = models.checkpoints["vlm"].header(paired.stored["vlm"])
-        found = read_entries(header, 0, header.num_entries).reshape(header.shape)
-        rows = min(len(found), len(known[paired.name]))
-        assert torch.equal(found[:rows], known[paired.name][:rows]), paired.name
+        base, vlm = (entries(models, role, paired.stored[role]) for role in ("base", "vlm"))
+        rows = min(len(base), len(vlm))
+        tied_elsewhere = paired.virtual and paired.name == "lm_head.weight"
+        assert tied_elsewhere or torch.norm(vlm[:rows] - base[:rows]) < 0.05 * torch.norm(base), paired.name
+
+
+def entries(models: Models, role: str, stored: str) -> torch.Tensor:
+    header = models.checkpoints[role].header(stored)
+    return read_entries(header, 0, header.num_entries).reshape(header.shape).float()
 
 
 def check_sure(models: Models) -> None:
@@ -70,7 +64,7 @@ def check_sure(models: Models) -> None:
 def test_inference_finds_the_true_tower(built: Build, family: Family, layout: Layout) -> None:
     known = built(family)
     models = inferred(known.base, known.folder(layout))
-    check_truth(known, models)
+    check_truth(models)
     check_sure(models)
 
 
@@ -85,5 +79,5 @@ def test_names_that_nobody_uses_are_inferred_as_well(
     assert len(foreign) == len(tensors)
     save_file(foreign, tmp_path / "vlm" / "model.safetensors", metadata={"format": "pt"})
     models = inferred(known.base, tmp_path / "vlm")
-    check_truth(known, models)
+    check_truth(models)
     check_sure(models)

@@ -22,7 +22,7 @@ from mergelab.live.configs import tower_config
 from mergelab.live.model import LiveModel, build_tower
 from mergelab.sweeps.loading import tower_of
 from mergelab.sweeps.models import Models, open_models
-from mergelab.sweeps.single import write_merge, write_tower
+from mergelab.sweeps.writing import write_merge, write_tower
 from tests.families.catalogue import FAMILIES
 from tests.families.checkpoints import Build, Built, load, logits, stored, text_state
 from tests.families.family import IMAGE, Family, Layout

@@ -18,6 +18,12 @@ def test_bits_are_those_of_the_oracle(start: int) -> None:
     assert [bits % 2**64 for bits in random_bits(KEY, start, start + 9).tolist()] == expected
 
 
+@pytest.mark.parametrize("start", [0, 7, 2**40 + 5])
+def test_an_accelerator_is_given_the_same_bits(start: int) -> None:
+    # The way of an accelerator, walked on the CPU.
+    assert torch.equal(random._bits_by_torch(KEY, start, start + 1000, "cpu"), random_bits(KEY, start, start + 1000))
+
+
 def test_a_known_stream_stays_as_it_is() -> None:
     # Masks are part of a result's identity: this value may only change together with the arithmetic version.
     assert stream_key("mask", 0, "vlm", "w") == KNOWN_KEY

@@ -1,5 +1,6 @@
 """TIES over the whole model: streamed counts against the flat vector of the authors' code."""
 
+import math
 import random
 from collections.abc import Iterator
 from fractions import Fraction
@@ -11,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from merges import surveyor as surveyor_module
 from merges.block import Block, Survey
 from merges.methods import merge as merge_block
-from merges.parameters import Parameters, build
-from merges.surveyor import Surveyor, threshold_value
+from merges.parameters import Parameters, Ties, build
+from merges.surveyor import Counts, Surveyor, survey_tensor, threshold_value
+from merges.ties import kept_mask
+from merges.trim import trim_mask
 from tests.merges.inputs import ONE, REPEATABLE, TWO, normal
 from tests.oracles import merging as oracle
 
@@ -35,9 +39,10 @@ def blocks(
 def surveyed(model: Model, parameters: Parameters, roles: tuple[str, ...], size: int = 10**9) -> Survey:
     surveyor = Surveyor(parameters, roles)
     for _ in range(surveyor.num_passes):
+        counts = Counts()
         for place, (zero, *models) in blocks(model, roles, size):
-            surveyor.add(place, zero, models)
-        surveyor.end_pass()
+            counts.add(surveyor.count(place, zero, models))
+        surveyor.end_pass(counts)
     return surveyor.survey
 
 
@@ -132,10 +137,10 @@ def test_excluded_tensors_are_not_counted() -> None:
     model = {"w": [torch.zeros(4), torch.tensor([1.0, 2.0, 3.0, 4.0])]}
     surveyor = Surveyor(build("ties", {"exclude": ["norm"], "density": 0.5}, ONE, "official"), ONE)
     for _ in range(surveyor.num_passes):
+        counts = surveyor.count(Block("n", "norm", ONE), torch.zeros(9), [torch.full((9,), 100.0)])
         for place, (zero, *models) in blocks(model, ONE, 4):
-            surveyor.add(place, zero, models)
-        surveyor.add(Block("n", "norm", ONE), torch.zeros(9), [torch.full((9,), 100.0)])
-        surveyor.end_pass()
+            counts.add(surveyor.count(place, zero, models))
+        surveyor.end_pass(counts)
     assert surveyor.survey.num_entries == 4
     assert threshold_value(surveyor.survey.thresholds["vlm"]) == 2.0
 
@@ -146,3 +151,40 @@ def test_methods_that_need_no_survey_take_no_pass() -> None:
     assert Surveyor(build("ties", {}, TWO, "official"), TWO).num_passes == 3
     assert Surveyor(build("ties", {}, ONE, "official"), ONE).num_passes == 2
     assert Surveyor(build("dare_ties", {}, TWO, "official"), TWO).num_passes == 1
+
+
+TIED = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 1e-45, 1.0000001, 3.4e38])
+
+
+@given(
+    entries=st.lists(TIED, min_size=1, max_size=40),
+    twentieths=st.integers(1, 20),
+    size=st.integers(1, 40),
+    rule=st.sampled_from(["at_least_one", "floor", "threshold"]),
+    waiting=st.sampled_from([1, 1 << 20]),
+)
+@REPEATABLE
+def test_slices_of_a_surveyed_tensor_keep_what_the_whole_tensor_keeps(
+    entries: list[float], twentieths: int, size: int, rule: str, waiting: int
+) -> None:
+    delta = torch.tensor(entries)
+    parameters = build("ties", {"density": twentieths / 20, "kept_count": rule}, ONE)
+    assert isinstance(parameters, Ties)
+    starts = range(0, delta.numel(), size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(surveyor_module, "WAITING_ENTRIES", waiting)
+        survey = survey_tensor(
+            parameters, delta.numel(), lambda: ((start, {"vlm": delta[start : start + size]}) for start in starts)
+        )
+    masks = [
+        kept_mask(delta[start : start + size], "vlm", parameters, Block("w", "mlp", ONE, start=start, survey=survey))
+        for start in starts
+    ]
+    assert torch.equal(torch.cat(masks), trim_mask(delta, parameters.density, rule))
+
+
+def test_a_surveyed_tensor_that_is_not_finite_is_refused_by_its_model() -> None:
+    parameters = build("ties", {}, ONE)
+    assert isinstance(parameters, Ties)
+    with pytest.raises(ValueError, match="task vector of vlm: expected finite entries, found 1"):
+        survey_tensor(parameters, 2, lambda: iter([(0, {"vlm": torch.tensor([1.0, math.inf])})]))

@@ -295,6 +295,51 @@ def test_last_gain_without_a_word_is_told_by_its_numbers(tmp_path: Path, trained
         opened(tmp_path, base, vlm)
 
 
+@pytest.mark.parametrize("related", [True, False])
+def test_single_gain_of_its_shape_is_proven_layer_by_layer(tmp_path: Path, related: bool) -> None:
+    """Gains that resemble no layer of base more than another are told by their shape alone."""
+    base = filled(text_model() | {f"model.layers.{layer}.self_attn.q_norm.weight": (4,) for layer in range(4)})
+    truth = tuned(base)
+    if not related:
+        truth |= {n: 1 + 0.1 * t for n, t in filled({n: (4,) for n in base if "q_norm" in n}, seed=3).items()}
+    vlm = moved(truth, (r"self_attn\.q_norm", "att.gain"), *UNKNOWN_PREFIX)
+    if related:
+        check_pairs_truly(opened(tmp_path, base, vlm), truth)
+        return
+    with pytest.raises(UncertainPairing, match=r"att\.gain: that it is self_attn\.q_norm is told by its shape alone"):
+        opened(tmp_path, base, vlm)
+
+
+def test_base_may_stack_experts_that_the_vlm_stores_one_by_one(tmp_path: Path) -> None:
+    split = filled(text_model(experts=3))
+
+    def make(start: str, group: Tensors) -> Tensors:
+        gate, up, down = (
+            torch.stack([group[f"mlp.experts.{number}.{part}_proj.weight"] for number in range(3)])
+            for part in ("gate", "up", "down")
+        )
+        return {"mlp.experts.gate_up_proj": torch.cat([gate, up], 1), "mlp.experts.down_proj": down}
+
+    truth = tuned(split)
+    vlm = moved(truth, *UNKNOWN_PREFIX, (r"gate_proj", "a"), ("up_proj", "b"), ("down_proj", "c"))
+    check_pairs_truly(opened(tmp_path, layers_replaced(split, r"\.experts\.", make), vlm), truth)
+
+
+def test_ancestor_takes_part_in_the_verdict(tmp_path: Path) -> None:
+    """A base far from the ancestor of both: the tower is near one of them, and that is enough."""
+    ancestor = filled(text_model())
+    generator = torch.Generator().manual_seed(5)
+    base = {name: tensor + 0.8 * torch.randn(tensor.shape, generator=generator) for name, tensor in ancestor.items()}
+    vlm = moved(tuned(ancestor), *UNKNOWN_PREFIX) | filled(EYE, seed=9)
+    roles = {"ancestor": ancestor, "base": base, "vlm": vlm}
+    folders = {role: str(hand_made(tmp_path / role, tensors, config=CONFIG)) for role, tensors in roles.items()}
+    with pytest.raises(UncertainPairing, match="more than 0.3 of their norm away"):
+        open_models(pair_from_folders(folders["base"], folders["vlm"]))
+    models = open_models(pair_from_folders(folders["base"], folders["vlm"], folders["ancestor"]))
+    assert models.report is not None
+    assert "sampled matrices" not in " ".join(models.report.reasons)
+
+
 REFUSED = {"phi4 multimodal": "LoRA adapters", "stacked experts, interleaved": "no stack of layers holds half"}
 """Needs a family file: adapters, and biases of experts that are stacked."""
 
