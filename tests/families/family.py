@@ -102,12 +102,12 @@ LLAVA = {**INDEX, "vision_feature_layer": -1}
 PINS = {"image_grid_pinpoints": [[8, 8]]}
 COHERE = {"tie_word_embeddings": True, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 GEMMA3_ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 100.0}, "full_attention": ROPE}
-MOE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+MOE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 ROUTED = {
     "n_routed_experts": 3,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 8,
+    "moe_intermediate_size": 24,
     "first_k_dense_replace": 1,
 }
 HYBRID = {
