@@ -18,7 +18,7 @@ from mergelab.live.model import load_text_model
 from mergelab.sweeps.experiment import check_live_dtypes, live_dtype
 from mergelab.sweeps.loading import tower_of
 from mergelab.sweeps.models import Models, open_models
-from mergelab.sweeps.single import write_tower
+from mergelab.sweeps.writing import write_tower
 from tests.builders import write_tokenizer
 from tests.families.catalogue import FAMILIES
 from tests.families.checkpoints import TOKENS, Build, logits, stored

@@ -333,7 +333,7 @@ def test_ancestor_takes_part_in_the_verdict(tmp_path: Path) -> None:
     vlm = moved(tuned(ancestor), *UNKNOWN_PREFIX) | filled(EYE, seed=9)
     roles = {"ancestor": ancestor, "base": base, "vlm": vlm}
     folders = {role: str(hand_made(tmp_path / role, tensors, config=CONFIG)) for role, tensors in roles.items()}
-    with pytest.raises(UncertainPairing, match="more than 0.3 of their norm away"):
+    with pytest.raises(UncertainPairing, match=r"more than 0\.3 of their norm away"):
         open_models(pair_from_folders(folders["base"], folders["vlm"]))
     models = open_models(pair_from_folders(folders["base"], folders["vlm"], folders["ancestor"]))
     assert models.report is not None
