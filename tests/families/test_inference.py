@@ -17,7 +17,12 @@ from tests.families.catalogue import FAMILIES
 from tests.families.checkpoints import Build
 from tests.families.family import Family, Layout
 
-CASES = [pytest.param(family, layout, id=f"{family.id}-{layout}") for family in FAMILIES for layout in family.layouts]
+CASES = [
+    pytest.param(family, layout, id=f"{family.id}-{layout}")
+    for family in FAMILIES
+    for layout in family.layouts
+    if family.id != "gemma3n_text"  # it keeps lists of matrices beside the layers, which are refused, not guessed
+]
 
 FOREIGN = {
     **{"model": "m", "language_model": "brain", "text_model": "writer", "layers": "blocks", "transformer": "tr"},
