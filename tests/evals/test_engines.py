@@ -1,5 +1,7 @@
 """Text answered by an engine: equal to the live model's answers, and refused when the weights are others."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -258,3 +260,24 @@ def test_vllm_for_another_device_is_refused(monkeypatch, tmp_path, built_for, de
         monkeypatch.delitem(__import__("sys").modules, name, raising=False)
     with pytest.raises(MachineError, match=message):
         vllm_engine.require_vllm(device)
+
+
+@pytest.mark.parametrize(
+    ("ids", "finish", "stop", "expected"),
+    [
+        ((5, 2), "stop", 2, Completion((5, 2), "end")),
+        ((5, 2), "stop", None, Completion((5, 2), "end")),
+        ((5, 6), "stop", "Q:", Completion((5, 6), "stop")),
+        ((5, 2), "stop", "</s>!", Completion((5, 2), "stop")),
+        ((5, 6), "length", None, Completion((5, 6), "length")),
+    ],
+)
+def test_vllms_words_for_an_ending(ids, finish, stop, expected):
+    output = SimpleNamespace(token_ids=ids, finish_reason=finish, stop_reason=stop)
+    assert vllm_engine._completion(output, Stops((2,), ("Q:", "</s>!"))) == expected
+
+
+def test_answer_that_vllm_gave_up_is_no_answer():
+    output = SimpleNamespace(token_ids=(5,), finish_reason="abort", stop_reason=None)
+    with pytest.raises(MachineError, match=r"gave an answer up \(abort\)"):
+        vllm_engine._completion(output, Stops((2,)))
