@@ -56,7 +56,7 @@ class LiveTarget:
             dtypes = {self.tensors[outlet.name].dtype for outlet in found}
             if not found and live is None:
                 problems.append(f"{name}: not in the live model")
-            elif not all(holds(dtype, torch_dtype(job.dtype)) for dtype in dtypes):
+            elif not found or not all(holds(dtype, torch_dtype(job.dtype)) for dtype in dtypes):
                 has = f"{tuple(live.shape)} {live.dtype}" if live is not None else ", ".join(map(str, dtypes))
                 problems.append(f"{name}: {tuple(job.tensor.shape)} {job.dtype} to write, live {has}")
         problems += [f"{name}: live, but nothing would write it" for name in self.tensors if name not in expected]
