@@ -42,11 +42,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import mergelab
 from mergelab.device import limit_threads
 from mergelab.evals import suite as suites
+from mergelab.evals.entry import task_path
 from mergelab.evals.harness import TextHarness
 from mergelab.evals.quiet import quiet_harness
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import EvalSuite, load_suite
-from mergelab.evals.tasks import TASKS, task_path
+from mergelab.evals.tasks import TASKS
 
 BENCH = Path(mergelab.__file__).parent / "bench" / "data"
 
