@@ -13,11 +13,11 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mergelab.errors import OutputFolderError
+from mergelab.errors import MachineError, OutputFolderError
 
 PARTIAL_SUFFIX = ".partial"
 LOCK = ".mergelab.lock"
@@ -70,9 +70,10 @@ def new_folder(final: Path) -> Iterator[Path]:
 
     Raises:
         OutputFolderError: Another process is making ``final`` (it is named), or has just made it.
+        MachineError: The file system has no locks.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    scratch = final.parent / f".{final.name}{PARTIAL_SUFFIX}"
+    scratch = scratch_of(final)
     handle = _take(scratch, final)
     try:
         try:
@@ -86,15 +87,53 @@ def new_folder(final: Path) -> Iterator[Path]:
                 final.rmdir()
             scratch.replace(final)
         except BaseException:
-            _empty(scratch)
+            with suppress(OSError):  # an interrupt may come just after the rename
+                _empty(scratch)
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        # Not before: without it another process could take the scratch folder just before the rename.
-        (final / LOCK).unlink()
     finally:
+        # Not before: without it another process could take the scratch folder just before the rename.
+        if _is_open_as(handle, final / LOCK):
+            (final / LOCK).unlink()
         os.close(handle)
     sync_folder(final)
     sync_folder(final.parent)
+
+
+def scratch_of(final: Path) -> Path:
+    """Return the folder in which ``final`` is made."""
+    return final.parent / f".{final.name}{PARTIAL_SUFFIX}"
+
+
+def leftover_bytes(final: Path) -> int:
+    """Return the room on disk that comes free when what a killed run left of ``final`` is removed."""
+    return sum(path.lstat().st_blocks * 512 for path in scratch_of(final).rglob("*"))
+
+
+def lock(handle: int, place: Path) -> str:
+    """Lock an open file for this process and write its name into it; the lock goes with the process.
+
+    Args:
+        handle: Of a file opened for reading and writing.
+        place: The folder that the lock is about, for messages.
+
+    Returns:
+        Empty, or who holds the lock already.
+
+    Raises:
+        MachineError: The file system has no locks.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(handle, 200).decode(errors="replace").strip() or "another process"
+    except OSError as error:
+        raise MachineError(
+            f"{place}: this file system has no file locks ({error.strerror}). Give another --out."
+        ) from error
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    return ""
 
 
 def _take(scratch: Path, final: Path) -> int:
@@ -106,23 +145,18 @@ def _take(scratch: Path, final: Path) -> int:
         except FileNotFoundError:  # its owner has just renamed or removed it
             continue
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+            if owner := lock(handle, final):
+                raise OutputFolderError(f"{final}: {owner} is writing it. Wait for it, stop it, or give another --out.")
+            if not _is_open_as(handle, scratch / LOCK):
+                os.close(handle)
+                continue
+            if final.is_dir() and any(final.iterdir()):
+                _empty(scratch)
+                shutil.rmtree(scratch, ignore_errors=True)
+                raise OutputFolderError(f"{final}: another process has just written it. Give another --out.")
+        except BaseException:
             os.close(handle)
-            raise OutputFolderError(
-                f"{final}: {owner} is writing it. Wait for it, stop it, or give another --out."
-            ) from None
-        if not _is_open_as(handle, scratch / LOCK):
-            os.close(handle)
-            continue
-        if final.is_dir() and any(final.iterdir()):
-            _empty(scratch)
-            shutil.rmtree(scratch, ignore_errors=True)
-            os.close(handle)
-            raise OutputFolderError(f"{final}: another process has just written it. Give another --out.")
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            raise
         return handle
 
 
@@ -130,7 +164,7 @@ def _is_open_as(handle: int, path: Path) -> bool:
     """Say whether the open file still lies at ``path``."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

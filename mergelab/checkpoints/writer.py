@@ -9,11 +9,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +20,12 @@ from types import TracebackType
 import torch
 
 from mergelab import atomic
+from mergelab.checkpoints.file_bytes import copy_synced, read_at, surroundings, write_at
 from mergelab.checkpoints.headers import INDEX_NAME, SINGLE_NAME, is_plain_name
 from mergelab.checkpoints.output_folder import check_free_space, check_output_folder
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.checkpoints.safetensors_format import DTYPE_BITS, encode_header, tensor_bytes
-from mergelab.errors import DamagedFileError, MachineError
+from mergelab.errors import MachineError
 from mergelab.strides import Box, View
 
 MANIFEST = "mergelab.json"
@@ -140,7 +140,8 @@ class CheckpointWriter:
         if shard_bytes < 1:
             raise ValueError(f"shard_bytes must be positive, not {shard_bytes}")
         check_output_folder(self.final)
-        check_free_space(self.final, self.num_bytes + SPARE_BYTES)
+        # What a killed run left is removed before the first byte is written.
+        check_free_space(self.final, self.num_bytes + SPARE_BYTES - atomic.leftover_bytes(self.final))
 
     def __enter__(self) -> CheckpointWriter:
         check_output_folder(self.final)
@@ -213,8 +214,12 @@ class CheckpointWriter:
         with self.naming_disk_errors():
             copy_synced(path, target)
 
-    def copy_repository(self, repository: Path) -> None:
+    def copy_repository(self, repository: Path, changed: Mapping[str, bytes]) -> None:
         """Copy what surrounds the folder that is written inside ``final``: all files and folders beside it.
+
+        Args:
+            repository: The folder that is copied.
+            changed: Name -> other content of files right in it.
 
         Raises:
             DamagedFileError: There is something else than files and folders, for example a link to a folder.
@@ -222,14 +227,17 @@ class CheckpointWriter:
         """
         if not self.inside:
             raise ValueError("only a writer inside a larger folder has surroundings to copy")
-        files = surroundings(repository, self.inside)
+        files = surroundings(repository, self.inside, (atomic.LOCK, MANIFEST))
         # The shards were made at their full size, but take no room before they are written.
         check_free_space(self.final, self.num_bytes + sum(path.stat().st_size for path in files) + SPARE_BYTES)
         with self.naming_disk_errors():
             for path in files:
                 target = self.root / path.relative_to(repository)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                copy_synced(path, target)
+                if path.parent == repository and path.name in changed:
+                    atomic.write_bytes(target, changed[path.name])
+                else:
+                    copy_synced(path, target)
 
     def new_path(self, name: str) -> Path:
         """Return where a further file goes; weight files and doubled names are the caller's mistake."""
@@ -297,63 +305,3 @@ class CheckpointWriter:
             raise MachineError(
                 f"{self.final}: cannot be written: {error.strerror}. Nothing was left; give another --out."
             ) from error
-
-
-def surroundings(repository: Path, inside: str) -> list[Path]:
-    """Return all files of a folder but those in its sub-folder ``inside`` and in hidden ones (.git), in order."""
-    files = []
-    odd = []
-    for folder, folders, names in os.walk(repository):
-        here = Path(folder)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if here == repository:
-            folders[:] = [name for name in folders if name != inside]
-            names = [name for name in names if name not in (atomic.LOCK, MANIFEST)]
-        odd += [here / name for name in folders if (here / name).is_symlink()]
-        odd += [here / name for name in names if not (here / name).is_file()]
-        files += [here / name for name in names]
-    if odd:
-        raise DamagedFileError(
-            f"{repository}: expected files and folders, found {', '.join(map(str, odd[:3]))}: links to folders, or "
-            "neither. Replace them by what they stand for."
-        )
-    return sorted(files)
-
-
-def copy_synced(path: Path, target: Path) -> None:
-    """Copy a file byte for byte, following links."""
-    shutil.copyfile(path, target)
-    target.chmod(0o644)
-    handle = os.open(target, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def read_at(handle: int, num_bytes: int, position: int) -> bytearray:
-    """Read ``num_bytes`` from ``position``."""
-    data = bytearray(num_bytes)
-    view = memoryview(data)
-    while len(view):
-        count = os.preadv(handle, [view], position)
-        if not count:
-            raise OSError(errno.EIO, "the file ended while it was written")
-        view, position = view[count:], position + count
-    return data
-
-
-WRITE_BYTES = 1 << 19
-"""Bytes of one call. ext4 takes ten times as long for 2 MiB into a file that has its final size (measured)."""
-
-
-def write_at(handle: int, data: memoryview, position: int, finished: bool = True) -> None:
-    """Write all of ``data`` at ``position``; once ``finished``, let the disk begin: the final sync is short then."""
-    start = position
-    while len(data):
-        count = os.pwrite(handle, data[:WRITE_BYTES], position)
-        data, position = data[count:], position + count
-    if finished and hasattr(os, "posix_fadvise") and position > start:
-        # Dirty pages are not dropped by this but sent on their way. A file system that cannot has no need of it.
-        with suppress(OSError):
-            os.posix_fadvise(handle, start, position - start, os.POSIX_FADV_DONTNEED)

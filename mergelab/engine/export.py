@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from mergelab.checkpoints.headers import TOWER_FOLDER, Checkpoint
+from mergelab import atomic
+from mergelab.checkpoints.headers import TOWER_FOLDER, Checkpoint, is_plain_name
 from mergelab.checkpoints.reader import read_entries, torch_dtype
 from mergelab.checkpoints.safetensors_format import DTYPE_BITS, TensorHeader
 from mergelab.checkpoints.writer import MANIFEST, CheckpointWriter, TensorPlan
@@ -23,6 +24,8 @@ from mergelab.engine.plan import BLOCK_ENTRIES, Operation, TensorJob
 from mergelab.engine.statistics import MergeStatistics
 from mergelab.engine.stream import LIMIT_BYTES, Progress, stream
 from mergelab.engine.targets import ShardTarget, TextTarget
+from mergelab.errors import DamagedFileError
+from mergelab.strict_json import read_object, shown
 from mergelab.strides import View
 from mergelab.towers.layouts import repaired
 from mergelab.towers.pairing import Pairing
@@ -37,11 +40,15 @@ TEXT_FILES = (
     "vocab.txt",
     "merges.txt",
     "tokenizer.model",
+    "tekken.json",
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
 )
 """What a text export takes from base: tokenizer, template and generation settings."""
+
+DTYPE_KEYS = {"dtype": "", "torch_dtype": "", "model_dtype": "torch."}
+"""Keys of a config that name a dtype, and what stands before the name there (VILA: ``torch.bfloat16``)."""
 
 DEFAULT_SHARD_BYTES = 5 * 10**9
 
@@ -81,8 +88,10 @@ def export_vlm(
     Raises:
         OutputFolderError: ``out`` holds something else.
         MachineError: The disk is too small.
+        DamagedFileError: A file of the vlm has a name that cannot be written.
     """
     vlm = export.vlm
+    side_files = _side_files(vlm.folder)
     by_stored = {job.tensor.stored["vlm"]: job for job in export.jobs}
     parts = _parts(export)
     dtypes = {parts[name][0] if name in parts else name: job.dtype for name, job in by_stored.items()}
@@ -93,7 +102,8 @@ def export_vlm(
     inside = TOWER_FOLDER if vlm.repository else ""
     with CheckpointWriter(out, plans, _shard_bytes(vlm), places, inside) as writer:
         if vlm.repository:
-            writer.copy_repository(vlm.repository)
+            changed = {} if dtype == "auto" else _root_config(vlm.repository, dtype)
+            writer.copy_repository(vlm.repository, changed)
         statistics = stream(
             export.jobs,
             export.operation,
@@ -104,10 +114,8 @@ def export_vlm(
         )
         merged = {*by_stored, *(stored for stored, _ in parts.values())}
         _copy_tensors(writer, export.inputs, [name for name in (*vlm.tensors, *parts) if name not in merged])
-        for path in sorted(vlm.folder.iterdir()):
-            is_weight = path.name.endswith(WEIGHT_SUFFIXES)
-            if path.is_file() and not is_weight and path.name not in ("config.json", MANIFEST):
-                writer.copy_file(path)
+        for path in side_files:
+            writer.copy_file(path)
         config = dict(vlm.config)
         if dtype != "auto":
             config = {**_with_dtype(config, dtype), "dtype": dtype}
@@ -154,6 +162,34 @@ def export_text(
         writer.add_file("config.json", _json({**_with_dtype(dict(config), dtype), "dtype": dtype}))
         writer.add_file(MANIFEST, _json({**manifest, "as": "text", "statistics": statistics.record()}))
     return statistics
+
+
+def _side_files(folder: Path) -> list[Path]:
+    """Return what is copied beside the vlm's weights."""
+    written = ("config.json", MANIFEST, atomic.LOCK)
+    files = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and not path.name.endswith(WEIGHT_SUFFIXES) and path.name not in written
+    ]
+    odd = [shown(path.name) for path in files if not is_plain_name(path.name)]
+    if odd:
+        raise DamagedFileError(
+            f"{folder}: expected plain file names, found {', '.join(odd[:3])}. Rename or remove them."
+        )
+    return files
+
+
+def _root_config(repository: Path, dtype: str) -> dict[str, bytes]:
+    """Return the config beside a tower's folder with another dtype, where it names one."""
+    path = repository / "config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = read_object(path)
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(f"{path}: not readable as JSON ({error}). Fetch the file again.") from error
+    return {path.name: _json(_with_dtype(config, dtype))}
 
 
 def _parts(export: Export) -> dict[str, tuple[str, View]]:
@@ -211,8 +247,10 @@ def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
     for key, value in config.items():
         if isinstance(value, dict):
             changed[key] = _with_dtype(value, dtype)
+        elif key in DTYPE_KEYS and value is not None:
+            changed[key] = DTYPE_KEYS[key] + dtype
         else:
-            changed[key] = dtype if key in ("dtype", "torch_dtype") and value is not None else value
+            changed[key] = value
     return changed
 
 

@@ -106,6 +106,8 @@ def table_distance(models: Models, canonical: str, stored: str) -> float:
     """Return the relative norm over the first rows; a head that base lacks is compared with its embedding."""
     mine = models.base.get(canonical) or models.base[EMBEDDING]
     theirs = models.vlm.tensors[stored]
+    if not mine.shape or not theirs.shape:
+        return UNLIKE
     count = min(TABLE_ROWS, mine.shape[0], theirs.shape[0]) * math.prod(mine.shape[1:])
     return distance(entries(theirs, 0, count), entries(mine, 0, count))
 
@@ -135,7 +137,9 @@ class Judge:
             rest = tuple(operation for later in choices[place + 1 :] for operation in later.options[0])
             picked += self.choose(choice, picked + rest, undecided)
         tower = self.read(picked)
-        return picked, undecided + ([] if tower is None else self.unproven(picked, tower))
+        if tower is None:
+            return picked, [*undecided, "the sampled layers cannot be read as inferred"]
+        return picked, undecided + self.unproven(picked, tower)
 
     def choose(self, choice: Choice, others: Option, undecided: list[str]) -> Option:
         """Return the option that the numbers speak for, the first if they are silent."""

@@ -1,4 +1,4 @@
-"""The input checkpoints of a pair as the engine reads them: float32 blocks by role and stored name."""
+"""The input checkpoints of a pair as the engine reads them: blocks by role and stored name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def free_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 @dataclass
 class Inputs:
-    """Reads entries of the input tensors, in float32 on ``device`` (on the CPU for ``mps``).
+    """Reads entries of the input tensors: in their stored dtype on the CPU, or in float32 on ``device``.
+
+    For ``mps`` the device is the CPU.
 
     With ``keep`` a tensor is read from disk once in its stored dtype and served from memory afterwards, as long as
     all inputs together fit (``KEEP_SHARE_OF_FREE_MEMORY``).

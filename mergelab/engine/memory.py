@@ -15,7 +15,8 @@ def keep_freed_memory() -> None:
     """Ask glibc to keep freed blocks of up to 32 MiB.
 
     By default it gives every larger block back when it is freed, and the kernel clears each page anew for the next
-    one: a fifth of the time of a merge, whose blocks are all alike. Nothing happens with another C library.
+    one: a fifth of the time of a merge, whose blocks are all alike. It holds until the
+    process ends. Nothing happens with another C library.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 from mergelab.engine.geometry import DOT_ENTRIES
@@ -23,7 +23,7 @@ DEVICE_SPAN_ENTRIES = 1 << 22
 """The same on an accelerator, where large kernels are the fast ones."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """Part of a piece, as offsets into it: the entries to write, and those of them that are merged.
 
@@ -38,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of one tensor: the output entries ``start..stop`` and the matrix rows among them that are merged.
+    """Part of one tensor: the output entries ``start..stop`` and the rows among them that are merged.
 
     ``rows`` is None where all entries are merged. Otherwise it indexes the tensor's row map, and the other rows
     are the vlm's own.
@@ -53,8 +53,8 @@ class Piece:
 
     @property
     def width(self) -> int:
-        """Entries of a row, where rows are paired."""
-        return self.job.tensor.shape[1]
+        """Entries of a row, where rows are paired; 1 of a bias."""
+        return math.prod(self.job.tensor.shape[1:])
 
     @property
     def num_merged(self) -> int:
@@ -69,9 +69,10 @@ class Piece:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the merged entries of a whole tensor."""
-        return tuple(self.job.tensor.shape) if self.rows is None else (len(self.rows), self.width)
+        shape = tuple(self.job.tensor.shape)
+        return shape if self.rows is None else (len(self.rows), *shape[1:])
 
-    @cached_property
+    @property
     def spans(self) -> tuple[Span, ...]:
         """The spans of the piece, in order; their cuts do not depend on those of the pieces."""
         total = self.stop - self.start
@@ -108,7 +109,7 @@ def pieces_of(job: TensorJob, operation: Operation, span_entries: int, block_ent
         if num_entries == 0:
             yield Piece(job, 0, 0, span_entries)
         return
-    num_rows, width = tensor.shape
+    num_rows, width = tensor.shape[0], math.prod(tensor.shape[1:])
     span_rows = max(1, span_entries // max(1, width))
     height = num_rows if whole else max(1, block_entries // max(1, width * span_rows)) * span_rows
     shared = tensor.rows.rows["vlm"]

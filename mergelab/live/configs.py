@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from mergelab.errors import DamagedFileError, MergelabError, PairingError
-from mergelab.strict_json import shown
+from mergelab.strict_json import read_object, shown
 from mergelab.towers.detection import family_of_type
 from mergelab.towers.rules import Family
 from mergelab.towers.text_config import derived_config, nested_config
@@ -43,14 +42,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except FileNotFoundError:
         raise DamagedFileError(f"{path}: missing. A checkpoint folder needs its config.json.") from None
     except (OSError, ValueError) as error:
         raise DamagedFileError(f"{path}: not readable as JSON ({error}). Fetch the file again.") from error
-    if not isinstance(config, dict):
-        raise DamagedFileError(f"{path}: expected a JSON object, found {type(config).__name__}.")
-    return config
 
 
 @contextmanager
@@ -73,7 +69,7 @@ def has_vlm_class(folder: Path, family: Family | None = None) -> bool:
     Old files of the original LLaVA code say ``llava`` as those of transformers do; their keys, and so their ``family``,
     tell them apart.
     """
-    model_type = read_config(folder).get("model_type")
+    model_type = str(read_config(folder).get("model_type") or "")
     collides = family is not None and bool(family.export) and model_type not in family.detect.model_type
     return model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and not collides
 
@@ -99,7 +95,7 @@ def tower_config(folder: Path, has_head: bool, family: Family | None = None) -> 
 
 
 def _tower_config(folder: Path, raw: dict[str, Any], has_head: bool, family: Family | None) -> PretrainedConfig:
-    model_type = str(raw.get("model_type", ""))
+    model_type = str(raw.get("model_type") or "")
     derived = derived_config(raw, family or family_of_type(model_type))
     if derived is None and model_type not in CONFIG_MAPPING:
         derived = nested_config(raw)

@@ -123,7 +123,7 @@ def causal_type(base: Tower, vlm: Checkpoint) -> str:
     """Return base's ``model_type`` where transformers knows neither the vlm's nor its text config's, else nothing."""
     from transformers import CONFIG_MAPPING
 
-    said = (vlm.config.get("model_type"), text_config_of(vlm.config).get("model_type"))
+    said = (str(config.get("model_type") or "") for config in (vlm.config, text_config_of(vlm.config)))
     return "" if any(kind in CONFIG_MAPPING for kind in said) else str(base.text_config.get("model_type") or "")
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mergelab import records
+from mergelab import atomic, records
 from mergelab.errors import DamagedFileError, MachineError, OutputFolderError, problem_list
 from mergelab.sweeps.identity import experiment_conflicts
 
@@ -24,7 +22,7 @@ def owned(folder: Path) -> Iterator[None]:
 
     Raises:
         OutputFolderError: The folder holds something else, or another process works in it (named).
-        MachineError: The folder cannot be made or written.
+        MachineError: The folder cannot be made or written, or its file system has no locks.
     """
     records.refuse_foreign_folder(folder)
     try:
@@ -33,15 +31,8 @@ def owned(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise MachineError(f"{folder}: cannot be written: {error.strerror}. Give another --out.") from error
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(handle, 200).decode(errors="replace").strip() or "another process"
-            raise OutputFolderError(
-                f"{folder}: in use by {owner}. Wait for it, stop it, or give another --out."
-            ) from None
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        if owner := atomic.lock(handle, folder):
+            raise OutputFolderError(f"{folder}: in use by {owner}. Wait for it, stop it, or give another --out.")
         yield
     finally:
         os.close(handle)

@@ -56,7 +56,8 @@ def tower_of(checkpoint: Checkpoint, tower: Tower, device: str, dtype: torch.dty
     if has_vlm_class(folder, tower.family):
         return build_tower(config, device, dtype, folder)
     live = build_tower(config, device, dtype)
-    alone, pairing = paired({"base": checkpoint, "vlm": checkpoint})
+    families = {} if tower.family is None else {"base": tower.family, "vlm": tower.family}
+    alone, pairing = paired({"base": checkpoint, "vlm": checkpoint}, families)
     jobs = plan_jobs(pairing, alone, str(dtype).removeprefix("torch."))
     inputs = Inputs(alone, device=device)
     target = LiveTarget(live.tensors())

@@ -128,6 +128,8 @@ def infer_models(checkpoints: Mapping[str, Checkpoint], refusal: PairingError, a
         inferred = infer_family(checkpoints)
         parted, pairing = paired(checkpoints, {"vlm": inferred.family})
     except PairingError as error:
+        if str(error) == str(refusal):
+            raise refusal from None
         raise type(refusal)(f"{refusal}\nNor could its names be inferred: {error}") from None
     report = report_pairing(inferred, pairing, parted)
     if report.verdict == "low" and not accept_inferred:

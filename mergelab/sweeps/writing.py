@@ -23,6 +23,7 @@ from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import COPY, TensorJob, operation, plan_jobs
 from mergelab.errors import RecipeError
 from mergelab.sweeps.grid import expand, selected_points
+from mergelab.sweeps.identity import MAPPING
 from mergelab.sweeps.models import Models
 from mergelab.sweeps.points import Point, named
 
@@ -100,12 +101,16 @@ def write_tower(pair: Pair, models: Models, out: Path) -> dict[str, Any]:
     check_output_folder(out)
     jobs = plan_jobs(models.pairing, models.checkpoints)
     text = text_model(models, jobs)
+    fingerprints = {"vlm": fingerprint_checkpoint(models.checkpoints["vlm"])}
+    if models.mapping:
+        fingerprints[MAPPING] = models.mapping
     manifest = {
         "format": 1,
         "mergelab": __version__,
         "method": COPY,
         "parameters": {"of": "vlm"},
-        "fingerprints": {"vlm": fingerprint_checkpoint(models.checkpoints["vlm"])},
+        "fingerprints": fingerprints,
+        "inferred": None if models.report is None else models.report.record(),
         "pair": pair.model_dump(mode="json"),
     }
     copy = operation(COPY, {"of": "vlm"}, None)

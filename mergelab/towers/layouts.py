@@ -139,11 +139,14 @@ def locate_tower(
     flags = tie_flags(config, family)
     if HEAD not in stored and flags and not any(flags):
         problems.append(f"{HEAD}: not stored although the config says tie_word_embeddings false")
+    shapes = {name: tuple(tensors[own].shape) for name, own in stored.items()}
+    problems += odd_tables(stored, shapes)
     parts: dict[str, tuple[Part, ...]] = {}
-    try:
-        parts = find_parts(family, {name: tuple(tensors[own].shape) for name, own in stored.items()}, text_config)
-    except UnfitError as error:
-        problems.append(str(error))
+    if not problems:  # sizes are read off the shapes
+        try:
+            parts = find_parts(family, shapes, text_config)
+        except UnfitError as error:
+            problems.append(str(error))
     if problems:
         heading = f"names that cannot be placed: {len(problems)}."
         advice = "This layout is not known; nothing is guessed."
@@ -151,6 +154,17 @@ def locate_tower(
             advice = f"Read as family {family.family}, which this checkpoint does not fit."
         raise PairingError(problem_list(heading, first(problems), advice))
     return Tower(roots.most_common(1)[0][0], stored, roles, text_config, HEAD in stored, family, parts)
+
+
+def odd_tables(stored: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return what is wrong with the shapes of embedding and head, whose rows are tokens."""
+    problems = []
+    for name, rank in ((EMBEDDING, 2), (HEAD, 2), ("lm_head.bias", 1)):
+        shape = shapes.get(name)
+        if shape is not None and (len(shape) != rank or 0 in shape):
+            expected = "rows and columns" if rank == 2 else "one number for every row"
+            problems.append(f"{stored[name]}: shape {shape}, expected {expected}")
+    return problems
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,6 @@ class Match:
         """True if names did it alone."""
         return not self.settled and not self.choices
 
-    def picked(self, picks: Sequence[int] = ()) -> Option:
-        """Return all operations, with this option of each choice (default: the first of each)."""
-        numbers = picks or [0] * len(self.choices)
-        chosen = (choice.options[number] for choice, number in zip(self.choices, numbers, strict=True))
-        return (*self.settled, *(operation for option in chosen for operation in option))
-
 
 def match_layers(base: Sequence[Layer], stack: Stack) -> Match:
     """Match the layers of a base with those of a stack.

@@ -49,6 +49,7 @@ def pair_checkpoints(models: Mapping[str, CheckpointLike], families: Mapping[str
         accounts.settle_head(role)
         accounts.compare(role)
     accounts.check_packed("vlm")
+    accounts.check_repairs()
     for role in accounts.towers:
         accounts.check_embedding(role)
     accounts.match_vocabulary()
@@ -193,6 +194,14 @@ class Accounts:
             if header.dtype not in FLOATS + INTEGERS:
                 text = f"{stored}: {role} {header.dtype} {header.shape}{named}, expected F32, F16 or BF16"
                 self.problem(role, text)
+
+    def check_repairs(self) -> None:
+        """Note names of the vlm that would be written under one name."""
+        seen: dict[str, str] = {}
+        for name in self.models["vlm"].tensors:
+            twin = seen.setdefault(repaired(name), name)
+            if twin != name:
+                self.problem("vlm", f"{name} and {twin}: stored twice, once under a corrupted name")
 
     def check_embedding(self, role: str) -> None:
         """Note an embedding with fewer rows than its head: the others lie in a tensor that nobody pairs."""

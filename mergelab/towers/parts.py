@@ -70,6 +70,8 @@ def split_parts(split: Split, name: str, shapes: Shapes, config: Mapping[str, An
     before, after = name[: found.start()], name[found.start() :]
     names = [before + after.replace(segment, into, 1) for into in split.into]
     shape = shapes[name]
+    if not shape:
+        raise UnfitError(f"{name}: a single number, expected rows to cut")
     if split.grouped:
         views = grouped_views(name, shape, before, shapes, config)
     else:
@@ -108,7 +110,7 @@ def grouped_views(
 ) -> list[View]:
     """Cut [kv heads, queries per kv head + 2, head size, ...]: per group its query heads, a key and a value head."""
     heads, query = config.get("num_attention_heads"), query_rows(name, before, shapes)
-    if not isinstance(heads, int) or heads < 1 or query % heads:
+    if not isinstance(heads, int) or heads < 1 or query < 1 or query % heads:
         raise UnfitError(f"{name}: num_attention_heads {heads} of the config does not divide {query} query rows")
     size = query // heads
     groups, odd = divmod(shape[0] - query, 2 * size)
@@ -186,7 +188,7 @@ def stacked_first(rule: Experts, name: str, shape: tuple[int, ...], transposed: 
 def stacked_rows(rule: Experts, name: str, before: str, shapes: Shapes) -> list[list[View]]:
     """Cut experts that lie below each other in one matrix; the router's rows tell how many."""
     router, shape = shapes.get(f"{before}.gate.weight"), shapes[name]
-    if router is None or len(shape) != 2 or len(rule.into) != 1 or shape[0] % router[0]:
+    if not router or not router[0] or len(shape) != 2 or len(rule.into) != 1 or shape[0] % router[0]:
         raise UnfitError(f"{name}: {shape} cannot be cut into experts; the router is {router}")
     each, width = shape[0] // router[0], shape[1]
     sizes, strides = ((width, each), (1, width)) if rule.transposed else ((each, width), (width, 1))

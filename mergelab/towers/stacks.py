@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
@@ -97,11 +97,6 @@ def aligned(base: Sequence[Layer], stack: Stack, holds: Callable[[Layer, Layer],
     if len(kept) != len(base) or not base:
         return None
     return kept if all(fits(mine, stack.layers[number]) for mine, number in zip(base, kept, strict=True)) else None
-
-
-def presence(layers: Iterable[Layer]) -> Counter[Leaf]:
-    """Return in how many layers each leaf is."""
-    return Counter(leaf for layer in layers for leaf in layer)
 
 
 def template(name: str) -> str:

@@ -215,3 +215,17 @@ def test_killed_writer_leaves_no_result_and_the_same_command_succeeds(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
     write_all(tmp_path / "out", text_tensors())
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_room_of_what_a_killed_run_left_counts_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = tmp_path / ".out.partial" / "llm"
+    left.mkdir(parents=True)
+    with (left / "model.safetensors").open("wb") as file:
+        file.write(os.urandom(4_000_000))
+        os.fsync(file.fileno())
+    usage = shutil.disk_usage(tmp_path)._replace(free=writer.SPARE_BYTES + 100_000)
+    monkeypatch.setattr(output_folder.shutil, "disk_usage", lambda path: usage)
+    tensors = {"a": torch.ones(1_000_000)}
+    assert open_checkpoint(write_all(tmp_path / "out", tensors)).tensors
+    with pytest.raises(MachineError, match="disk space"):
+        write_all(tmp_path / "more", tensors)

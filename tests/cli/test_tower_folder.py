@@ -124,3 +124,19 @@ def test_link_to_a_folder_is_not_followed_out_of_the_repository(pair: tuple[Path
     done = typed("merge", pair[2], "--base", pair[0], "--vlm", pair[1], "--out", tmp_path / "merged")
     assert done.exit_code == 5 and "elsewhere" in done.stderr
     assert not (tmp_path / "merged").exists()
+
+
+def test_forced_dtype_is_in_the_config_of_the_repository_too(pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    base, vlm, recipe = pair
+    settings = json.loads((vlm / "config.json").read_text()) | {"model_dtype": "torch.float32"}
+    settings["llm_cfg"]["torch_dtype"] = "float32"
+    (vlm / "config.json").write_text(json.dumps(settings))
+    recipe.write_text(HALF.replace("}}}", "}}, output_dtype: bfloat16}"))
+    done = typed("merge", recipe, "--base", base, "--vlm", vlm, "--out", tmp_path / "merged", "--as", "vlm")
+    assert done.exit_code == 0, done.output
+    written = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert written == settings | {
+        "model_dtype": "torch.bfloat16",
+        "llm_cfg": settings["llm_cfg"] | {"torch_dtype": "bfloat16"},
+    }
+    assert json.loads((tmp_path / "merged" / "llm" / "config.json").read_text())["dtype"] == "bfloat16"

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from mergelab import atomic
 from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.checkpoints.headers import open_checkpoint
 from mergelab.engine.export import Export, export_text, export_vlm
@@ -15,7 +16,7 @@ from mergelab.engine.inputs import Inputs
 from mergelab.engine.plan import operation, plan_jobs
 from mergelab.engine.stream import stream
 from mergelab.engine.targets import LiveTarget, hash_live
-from mergelab.errors import OutputFolderError
+from mergelab.errors import DamagedFileError, OutputFolderError
 from mergelab.live.configs import tower_config
 from mergelab.live.model import build_tower, load_text_model
 from mergelab.towers.pairing import pair_checkpoints
@@ -111,3 +112,14 @@ def test_text_export_of_a_float64_tower_says_so(tmp_path: Path) -> None:
     config = tower_config(tmp_path / "vlm", has_head=True).to_dict()
     export_text(Export(jobs, copied, Inputs(checkpoints), pairing), tmp_path / "out", {}, config)
     assert AutoConfig.from_pretrained(tmp_path / "out").dtype == torch.float64
+
+
+def test_stale_lock_is_not_copied_and_odd_names_are_refused(tmp_path: Path) -> None:
+    export = make_export(tmp_path)
+    (tmp_path / "vlm" / atomic.LOCK).write_text("process 1 on another machine")
+    export_vlm(export, tmp_path / "merged", {})
+    assert not (tmp_path / "merged" / atomic.LOCK).exists()
+    (tmp_path / "vlm" / "notes\n.txt").write_text("mine")
+    with pytest.raises(DamagedFileError, match=r"expected plain file names, found 'notes\\n\.txt'"):
+        export_vlm(export, tmp_path / "again", {})
+    assert not (tmp_path / "again").exists()

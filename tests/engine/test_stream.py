@@ -19,7 +19,7 @@ from mergelab.engine.stream import stream
 from mergelab.engine.targets import LiveTarget, hash_live
 from mergelab.errors import PairingError
 from mergelab.towers.pairing import pair_checkpoints
-from tests.builders import IMAGE_TOKEN, WORDS, tiny_llama, tiny_llava
+from tests.builders import IMAGE_TOKEN, WORDS, hand_made, text_tensors, tiny_llama, tiny_llava
 
 OFFICIAL = {
     "density": 0.3,
@@ -301,3 +301,25 @@ def test_noise_matched_to_a_merge_is_as_large_as_its_change_of_base(trio: Trio, 
         asked = float((merge[name] - base[name]).norm())
         assert float((tensor - base[name]).norm()) == pytest.approx(asked, rel=1e-4), name
         assert not torch.equal(tensor, by_tower[name])
+
+
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties", "dare_linear", "iso_c"])
+def test_bias_of_a_head_merges_by_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Phi's head has one; its entries are tokens, as the head's rows are."""
+    words = [f"w{number}" for number in range(16)]
+    parents = {}
+    for role, tokens, seed in (("base", words, 0), ("vlm", [words[0], "<image>", *words[1:]], 1)):
+        tensors = text_tensors(rows=len(tokens), seed=seed, dtype=torch.float32)
+        tensors["lm_head.bias"] = torch.randn(len(tokens), generator=torch.Generator().manual_seed(seed))
+        parents[role] = hand_made(tmp_path / role, tensors, tokens=tokens)
+    pair = Trio(parents)
+    base, vlm = (load_file(parents[role] / "model.safetensors")["lm_head.bias"] for role in ("base", "vlm"))
+    what = operation(method, {"lambda": 0.5}, "base")
+    whole = pair.merged(what)
+    if method == "task_arithmetic":
+        shared = [0, *range(2, 17)]
+        assert torch.equal(whole["lm_head.bias"][shared], base + 0.5 * (vlm[shared] - base))
+    assert whole["lm_head.bias"][1] == vlm[1]
+    monkeypatch.setattr(stream_module, "BLOCK_ENTRIES", 6)
+    monkeypatch.setattr(stream_module, "SPAN_ENTRIES", 3)
+    assert torch.equal(pair.merged(what)["lm_head.bias"], whole["lm_head.bias"])

@@ -4,6 +4,7 @@ What is written as text must load in the plain class without a key too many or t
 was stored; so must the live model, into which the same tensors are streamed.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +19,14 @@ from mergelab.checkpoints.fingerprint import fingerprint_checkpoint
 from mergelab.checkpoints.headers import open_checkpoint
 from mergelab.config import Pair
 from mergelab.engine.targets import hash_live
+from mergelab.sweeps.identity import MAPPING
 from mergelab.sweeps.loading import tower_of
 from mergelab.sweeps.models import open_models
 from mergelab.sweeps.writing import write_tower
 from tests.builders import hand_made
 from tests.families.checkpoints import load
 from tests.towers import stored
+from tests.towers.names import UNKNOWN_PREFIX
 from tests.towers.stored import EXPERTS, GROUPS, HEADS, HIDDEN, INTER, LAYERS, ROWS, SIZE, Tensors, renamed
 
 TEXT: dict[str, Any] = {
@@ -165,3 +168,31 @@ def test_exported_and_live_tower_answer_as_the_model_that_was_stored(
     live.text.set_attn_implementation("eager")
     assert torch.equal(answers(live.text), answers(model))
     assert hash_live(live.tensors()) == fingerprint_checkpoint(open_checkpoint(tmp_path / "tower"))
+
+
+def test_live_tower_of_a_kept_rule_is_the_exported_one(tmp_path: Path) -> None:
+    """Only the rule reads these names, so the streamed tower must be read by it as well."""
+    torch.manual_seed(0)
+    text = CONFIG_MAPPING["llama"](**TEXT)
+    model = AutoModelForCausalLM.from_config(text)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    base = hand_made(tmp_path / "base", tensors, config=text.to_dict(), tokens=TOKENS)
+    foreign = {name: tensor.clone() for name, tensor in renamed(tensors, *UNKNOWN_PREFIX).items()}
+    foreign["foo.eye.patch.weight"] = torch.ones(3, 3)
+    config = {"model_type": "something_new", "odd": {"text": text.to_dict()}}
+    vlm = hand_made(tmp_path / "vlm", foreign, config=config, tokens=TOKENS)
+    inferred = open_models(Pair(name="custom", base=str(base), vlm=str(vlm)), accept_inferred=True)
+    assert inferred.report is not None
+    (tmp_path / "rule.yaml").write_text(inferred.report.rule)
+    pair = Pair(name="custom", base=str(base), vlm=str(vlm), family=str(tmp_path / "rule.yaml"))
+    for place, models in enumerate((inferred, open_models(pair))):
+        out = tmp_path / f"tower{place}"
+        write_tower(pair, models, out)
+        live = tower_of(models.checkpoints["vlm"], models.pairing.towers["vlm"], "cpu", torch.float32)
+        assert hash_live(live.tensors()) == fingerprint_checkpoint(open_checkpoint(out))
+        manifest = json.loads((out / "mergelab.json").read_text())
+        assert manifest["fingerprints"][MAPPING] == models.mapping != ""
+        assert (manifest["inferred"] is None) == (models.report is None)

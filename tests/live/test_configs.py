@@ -1,5 +1,6 @@
 """Every vlm that transformers registers has a text config, or is refused by the name of its tower."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from mergelab.errors import PairingError
-from mergelab.live.configs import PLAIN_TYPES, tower_config
+from mergelab.errors import DamagedFileError, PairingError
+from mergelab.live.configs import PLAIN_TYPES, has_vlm_class, read_config, tower_config
 from mergelab.live.model import quiet_transformers
 
 BY_FUNCTION = {*PLAIN_TYPES, "molmo2_text"}
@@ -39,3 +40,18 @@ def test_molmo2_on_olmo3_sees_its_whole_context(tmp_path: Path) -> None:
     found = tower_config(tmp_path, has_head=True)
     assert found.model_type == "olmo3"
     assert found.sliding_window > found.max_position_embeddings == config.text_config.max_position_embeddings
+
+
+@pytest.mark.parametrize("kind", [["llava"], {"llava": 1}, 3, None])
+def test_model_type_that_is_no_text_is_no_class(tmp_path: Path, kind: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert not has_vlm_class(tmp_path)
+    with pytest.raises(PairingError, match="is not one transformers knows"):
+        tower_config(tmp_path, has_head=True)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": ' + "[" * 100_000, "[]"])
+def test_config_is_read_as_strictly_as_checkpoints_are(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(DamagedFileError, match=r"config\.json: not readable as JSON \("):
+        read_config(tmp_path)

@@ -14,6 +14,8 @@ import yaml
 from mergelab.checkpoints.headers import open_checkpoint
 from mergelab.checkpoints.reader import read_entries
 from mergelab.config import pair_from_folders
+from mergelab.engine.inference import UNLIKE, Judge, table_distance
+from mergelab.engine.inference import Models as Sampled
 from mergelab.errors import PairingError
 from mergelab.sweeps.models import Models, infer_models, open_models
 from mergelab.towers.confidence import UncertainPairing
@@ -372,3 +374,38 @@ def test_hand_made_layouts_need_no_family_file(tmp_path: Path, name: str, swappe
         header = models.checkpoints["vlm"].header(paired.stored["vlm"])
         found = read_entries(header, 0, header.num_entries).reshape(header.shape)
         assert torch.equal(found[: len(truth[paired.name])], truth[paired.name]), paired.name
+
+
+def test_layers_that_cannot_be_read_back_leave_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = filled(text_model())
+    monkeypatch.setattr(Judge, "read", lambda self, operations: None)
+    with pytest.raises(UncertainPairing, match="the sampled layers cannot be read as inferred"):
+        opened(tmp_path, base, moved(tuned(base), *UNKNOWN_PREFIX))
+
+
+def test_model_type_that_is_no_text_does_not_stop_inference(tmp_path: Path) -> None:
+    base = filled(text_model())
+    vlm = moved(tuned(base), *UNKNOWN_PREFIX)
+    models = opened(tmp_path, base, vlm, config={**CONFIG, "model_type": ["odd"]})
+    assert models.report is not None
+
+
+def test_single_number_is_no_table(tmp_path: Path) -> None:
+    base = filled(text_model())
+    vlm = moved(tuned(base), *UNKNOWN_PREFIX) | {"foo.scale": torch.tensor(1.0)}
+    checkpoint = open_checkpoint(hand_made(tmp_path, vlm, config=CONFIG))
+    known = {"model.embed_tokens.weight": checkpoint.tensors["foo.scale"]}
+    assert table_distance(Sampled(known, checkpoint), "model.embed_tokens.weight", "foo.scale") == UNLIKE
+
+
+def test_refusal_that_inference_repeats_is_said_once(tmp_path: Path) -> None:
+    base = filled(text_model())
+    folders = {"base": base, "vlm": {"a.weight": torch.ones(2, 2)}}
+    checkpoints = {r: open_checkpoint(hand_made(tmp_path / r, t, config=CONFIG)) for r, t in folders.items()}
+    with pytest.raises(PairingError) as first:
+        infer_models(checkpoints, PairingError("no family is known"), accept_inferred=False)
+    reason = str(first.value).partition("Nor could its names be inferred: ")[2]
+    assert reason
+    with pytest.raises(PairingError) as second:
+        infer_models(checkpoints, PairingError(reason), accept_inferred=False)
+    assert str(second.value) == reason

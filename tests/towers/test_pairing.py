@@ -13,6 +13,7 @@ from mergelab.checkpoints.headers import open_checkpoint
 from mergelab.errors import PairingError
 from mergelab.towers.pairing import MustEqual, Pairing, pair_checkpoints
 from tests.builders import WORDS, hand_made, text_tensors, tiny_llama, tiny_llava
+from tests.towers.stored import molmo, plain
 
 VISION = {
     "model.visual.blocks.0.attn.qkv.weight": torch.zeros(24, 8),
@@ -291,3 +292,43 @@ def test_names_and_headers_need_no_torch(module: str, loads: bool) -> None:
         [sys.executable, "-c", LOADED.format(module=module)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == str(loads)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.embed_tokens.weight", (16,)),
+        ("model.embed_tokens.weight", ()),
+        ("model.embed_tokens.weight", (16, 0)),
+        ("lm_head.weight", (128,)),
+        ("lm_head.bias", ()),
+        ("lm_head.bias", (16, 1)),
+    ],
+)
+def test_table_of_a_wrong_rank_is_refused_by_name(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    base = base_by_hand(tmp_path / "b", tensors={name: torch.zeros(shape)})
+    message = refusal(base=base, vlm=vlm_by_hand(tmp_path / "v"))
+    assert f"{name}: shape {shape}, expected " in message
+
+
+def test_fused_tensor_that_is_a_single_number_is_refused_by_name(tmp_path: Path) -> None:
+    name = "model.transformer.blocks.0.att_proj.bias"
+    vlm = {**molmo(plain(qk_norm=False, qkv_bias=True)), name: torch.zeros(())}
+    found = hand_made(tmp_path / "v", vlm, config={"model_type": "molmo"})
+    assert "att_proj.bias: a single number" in refusal(base=base_by_hand(tmp_path / "b"), vlm=found)
+
+
+def test_weight_beside_the_fused_tensor_that_holds_it_is_refused(tmp_path: Path) -> None:
+    tensors = plain(qk_norm=False, qkv_bias=True)
+    name = "model.transformer.blocks.0.self_attn.q_proj.weight"
+    vlm = {**molmo(tensors), name: tensors["model.layers.0.self_attn.q_proj.weight"].clone()}
+    found = hand_made(tmp_path / "v", vlm, config={"model_type": "molmo"})
+    message = refusal(base=hand_made(tmp_path / "b", tensors), vlm=found)
+    assert f"is stored twice: as {name} and as model.transformer.blocks.0.att_proj.weight[q_proj]" in message
+
+
+def test_name_that_is_stored_corrupted_as_well_is_refused(tmp_path: Path) -> None:
+    corrupted = {name.replace("model.", "model.language_model.", 1): tensor.clone() for name, tensor in VISION.items()}
+    message = refusal(base=base_by_hand(tmp_path / "b"), vlm=vlm_by_hand(tmp_path / "v", tensors=corrupted))
+    assert "Problems: 2." in message and "stored twice, once under a corrupted name" in message
+    assert all(name in message for name in (*VISION, *corrupted))
