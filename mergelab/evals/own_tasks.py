@@ -40,8 +40,9 @@ def check_rendered(entry: TaskEntry, task: Any, documents: Sequence[Mapping[str,
     """
     if entry.home != "folder":
         return
+    asked = ["doc_to_text", "doc_to_target"] + (["doc_to_choice"] if task.config.doc_to_choice is not None else [])
     for place, document in enumerate(documents):
-        for what in ("doc_to_text", "doc_to_target"):
+        for what in asked:
             try:
                 getattr(task, what)(document)
             except Exception as error:  # a template or Python of the user's may raise anything
@@ -52,9 +53,7 @@ def check_rendered(entry: TaskEntry, task: Any, documents: Sequence[Mapping[str,
 
 
 def own_code(entry: TaskEntry) -> list[list[str]]:
-    """Return name and text of every Python file that a task of the user's own may call: those of its folder, and those
-    beside the YAML files that it includes from elsewhere.
-    """
+    """Return name and text of every Python file in the folder of a task and beside the YAML files that it includes."""
     assert entry.folder is not None
     folder = entry.folder.resolve()
     found = {file: file.relative_to(folder).as_posix() for file in folder.rglob("*.py")}

@@ -144,7 +144,7 @@ def test_base_is_found_as_the_run_names_it(finished: Path, tmp_path: Path, monke
         run.experiment["pair"]["base"] = base
         return _request(run, {}).tokenizer
 
-    assert tokenizer("package:bench/data/models/base") is not None
+    assert tokenizer("package:bench/data/pair/base") is not None
     assert tokenizer(str(tmp_path)) == tmp_path
     assert tokenizer(str(tmp_path / "gone")) is None
     assert tokenizer("no-one/no-model") is None
