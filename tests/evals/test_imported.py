@@ -132,10 +132,10 @@ def test_key_that_is_read_off_the_lines_does_not_depend_on_their_order(tmp_path:
     assert [one.provenance["strict_key"] for one in found] == ["a|b", "a|b"]
 
 
-@pytest.mark.parametrize("doc_id", [None, [1], {"a": 1}, True])
+@pytest.mark.parametrize("doc_id", [None, [1], {"a": 1}, True, 1.5])
 def test_a_document_id_is_a_number_or_a_text(tmp_path: Path, doc_id: Any) -> None:
     line = {**lmms_line(0, "x", exact_match=1.0), "doc_id": doc_id}
-    assert "line 1: doc_id: expected a number or a text" in fault(write_lines(tmp_path / "a.jsonl", [line]))
+    assert "line 1: doc_id: expected a whole number or a text" in fault(write_lines(tmp_path / "a.jsonl", [line]))
 
 
 def test_a_workbook_without_a_sheet_is_named(tmp_path: Path) -> None:
