@@ -34,7 +34,7 @@ class TaskRow(Document):
     """The key of its lenient twin; null if there is none."""
 
     modality: Literal["text", "vision"] = "text"
-    """Whether the text model answers it or the whole vlm."""
+    """Always text; vision is for built-in tasks, since a folder cannot say which fields hold pictures."""
 
     fields: dict[Text, Literal["str", "int", "float", "list", "dict"]] = Field(default_factory=dict)
     """Field -> type that every document of ``evals.data`` must have."""

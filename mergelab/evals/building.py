@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from mergelab.errors import MachineError, RecipeError
 from mergelab.evals.documents import Document
 from mergelab.evals.entry import TaskEntry
 from mergelab.evals.quiet import quiet_harness, replaced
 
-FORM_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError, SyntaxError)
+_NEVER_THE_HUB = (KeyError, TypeError, AttributeError, IndexError, AssertionError, SyntaxError, TemplateError)
+FORM_ERRORS = (ValueError, *_NEVER_THE_HUB)
 """What a definition or documents of another form than lm-eval expects end in."""
 
 _HUB_ERRORS = (OSError, ValueError, RuntimeError)
@@ -38,7 +41,7 @@ def build_local(entry: TaskEntry, config: dict[str, Any], splits: dict[str, list
 
             config["custom_dataset"] = documents_in_memory
             return _construct(config)
-    except FORM_ERRORS as error:
+    except _form_errors(entry) as error:
         raise RecipeError(f"task {entry.name}: {data} does not fit the task: {error!r}. Check evals.data.") from error
 
 
@@ -47,11 +50,16 @@ def build_own(entry: TaskEntry, config: Mapping[str, Any], path: Path) -> Any:
     try:
         with quiet_harness():
             return _construct(config)
-    except (OSError, *FORM_ERRORS) as error:
+    except (OSError, *_form_errors(entry)) as error:
         raise RecipeError(
             f"task {entry.name}: the documents that {path} brings cannot be used: {error!r}. "
             + ("Correct the task." if entry.home == "folder" else "Install mergelab again.")
         ) from error
+
+
+def _form_errors(entry: TaskEntry) -> tuple[type[Exception], ...]:
+    """Return what documents of another form end in; Python of the user's may raise anything."""
+    return (Exception,) if entry.home == "folder" else FORM_ERRORS
 
 
 def _drop_missing_splits(entry: TaskEntry, config: dict[str, Any], splits: Mapping[str, Any], data: Path) -> None:
@@ -83,9 +91,17 @@ def build_from_hub(entry: TaskEntry, config: dict[str, Any], notify: Callable[[s
             f"with evals.data: {{{entry.name}: FILE.jsonl}}, or run once with network and access to it."
         )
 
+    def unfit(error: Exception) -> RecipeError:
+        remedy = "Correct the task." if entry.home == "folder" else "Give other documents with evals.data."
+        return RecipeError(
+            f"task {entry.name}: its definition and its data set {source} do not fit together: {error!r}. {remedy}"
+        )
+
     try:
         with quiet_harness(), offline():
             return _construct(config)
+    except _NEVER_THE_HUB as error:
+        raise unfit(error) from error
     except _HUB_ERRORS as error:
         if huggingface_hub.constants.HF_HUB_OFFLINE:
             raise missing("HF_HUB_OFFLINE forbids the network") from error
@@ -93,6 +109,8 @@ def build_from_hub(entry: TaskEntry, config: dict[str, Any], notify: Callable[[s
     try:
         with quiet_harness():
             return _construct(config)
+    except _NEVER_THE_HUB as error:
+        raise unfit(error) from error
     except _HUB_ERRORS as error:
         first_line = str(error).strip().partition("\n")[0] or repr(error)
         raise missing(f"could not be fetched ({first_line})") from error

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from mergelab.errors import MergelabError
+from mergelab.errors import MachineError
 from mergelab.evals.engines import Engine, Stops
 
 SENTENCES = (
@@ -76,13 +76,13 @@ def check_engine(engine: Engine, model: PreTrainedModel, tokenizer: Any, what: s
     """Refuse an engine that says something else than the live model.
 
     Raises:
-        MergelabError: They are further apart than rounding explains.
+        MachineError: They are further apart than rounding explains.
     """
     found = compare(engine, model, tokenizer)
     allowed = TOLERANCES[model.dtype]
     # not <=: NaN is refused as well
     if not (found.reading <= allowed and found.writing <= REGRET_FACTOR * allowed):
-        raise MergelabError(
+        raise MachineError(
             f"{what}: the engine does not answer with these weights. Expected log-probabilities within {allowed:g} "
             f"nats a token of the live model's, found them {found.reading:.3g} away; expected written tokens within "
             f"{REGRET_FACTOR * allowed:g} nats of its own choice, found one {found.writing:.3g} below. Nothing was "

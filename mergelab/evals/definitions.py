@@ -29,7 +29,18 @@ def read_definition(path: Path) -> dict[str, Any]:
     Raises:
         RecipeError: A file is missing, not YAML, no mapping, or includes itself.
     """
-    return _read(path.resolve(), ())
+    return _read(path.resolve(), (), [])
+
+
+def definition_files(path: Path) -> list[Path]:
+    """Return the YAML files that a definition consists of: itself, and everything that it includes.
+
+    Raises:
+        RecipeError: As for ``read_definition``.
+    """
+    files: list[Path] = []
+    _read(path.resolve(), (), files)
+    return list(dict.fromkeys(files))
 
 
 def references(value: Any) -> list[Reference]:
@@ -40,9 +51,10 @@ def references(value: Any) -> list[Reference]:
     return [found for item in inner for found in references(item)]
 
 
-def _read(path: Path, outer: tuple[Path, ...]) -> dict[str, Any]:
+def _read(path: Path, outer: tuple[Path, ...], files: list[Path]) -> dict[str, Any]:
     if path in outer:
         raise RecipeError(f"{path}: includes itself.")
+    files.append(path)
 
     class Loader(yaml.SafeLoader):
         """Knows the tag of this one file."""
@@ -59,5 +71,5 @@ def _read(path: Path, outer: tuple[Path, ...]) -> dict[str, Any]:
     included = content.pop("include", [])
     merged: dict[str, Any] = {}
     for name in included if isinstance(included, list) else [included]:
-        merged |= _read((path.parent / str(name)).resolve(), (*outer, path))
+        merged |= _read((path.parent / str(name)).resolve(), (*outer, path), files)
     return merged | content

@@ -120,7 +120,7 @@ def _find_score(found: ResultFile) -> tuple[str | None, list[str]]:
     if some and all(
         sum(isinstance(scores[name][n], int | float) for name in some) == 1 for n in range(len(found.lines))
     ):
-        return "|".join(some), []
+        return "|".join(sorted(some)), []  # in whatever order the lines stand
     return None, [
         f"no score from 0 to 1 on every line, found {', '.join(names) or 'no metric'}. Name one with --strict"
     ]
@@ -199,6 +199,8 @@ def _mmmu_score(value: Mapping[str, Any]) -> int:
     graders = _mmmu_graders()
     grade = graders.eval_multi_choice if value["question_type"] == "multiple-choice" else graders.eval_open
     parsed = value["parsed_pred"] if isinstance(value["parsed_pred"], list) else [value["parsed_pred"]]
+    if value["question_type"] != "multiple-choice" and not all(isinstance(one, list) for one in parsed):
+        parsed = [parsed]  # the candidates of one answer, not one answer each
     return int(any(grade(value["answer"], one) for one in parsed))
 
 

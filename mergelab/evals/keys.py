@@ -26,9 +26,25 @@ def check_keys(entry: TaskEntry, task: Any) -> None:
     """
     known = known_keys(task)
     for grader, key in (("strict", entry.strict), ("flexible", entry.flexible)):
-        if key is None or key in known:
+        if key is None:
+            continue
+        if key in known:
+            if entry.home == "folder":
+                _check_mean(entry, task, grader, key)
             continue
         message = f"task {entry.name}: its {grader} key is {key!r}, which {task.task_name} does not report"
         if entry.home == "folder":
             raise RecipeError(f"{message}{nearest(key, known)}. Correct registry.yaml.")
         raise MachineError(f"{message}{nearest(key, known)}. Install the lm-eval version that mergelab asks for.")
+
+
+def _check_mean(entry: TaskEntry, task: Any, grader: str, key: str) -> None:
+    """Refuse a key whose number is no mean over documents: intervals and paired tests would speak of another one."""
+    from lm_eval.api.registry import get_aggregation
+
+    metric = key.rpartition(",")[0]
+    if task.aggregation().get(metric) is not get_aggregation("mean"):
+        raise RecipeError(
+            f"task {entry.name}: its {grader} key is {key!r}, which is no mean over the documents. Name a metric with "
+            "`aggregation: mean`."
+        )

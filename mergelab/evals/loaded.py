@@ -118,6 +118,7 @@ def ready_task(
         "flexible_key": entry.flexible,
         "versions": {library: version(library) for library in _LIBRARIES + checkers},
         **({"scale": [entry.unit, entry.lowest]} if entry.unit != 100 else {}),
+        **({"registry": [entry.cluster, entry.unparsable]} if entry.home == "folder" else {}),
         **({"code": [code_eval.VERSION, platform.python_version()]} if entry.code else {}),
     }
     return LoadedTask(

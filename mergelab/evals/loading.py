@@ -28,6 +28,7 @@ from mergelab.evals.guessing import METRICS, tell_guesses
 from mergelab.evals.keys import check_keys
 from mergelab.evals.making import made_with
 from mergelab.evals.options import gpqa_documents
+from mergelab.evals.own_tasks import check_metrics, check_rendered, own_code
 from mergelab.evals.pictures import Picture, attach, check_shown, read_pictures
 from mergelab.evals.quiet import quiet_harness
 from mergelab.evals.resources import prepare
@@ -110,7 +111,10 @@ def _definitions(entry: TaskEntry) -> list[tuple[Path, dict[str, Any]]]:
 
         try:
             return [(file, load_yaml(file)) for file in files]
-        except (ImportError, *FORM_ERRORS) as error:
+        except Exception as error:
+            # Python of the user's is run here, and may raise anything.
+            if entry.home != "folder" and not isinstance(error, (ImportError, *FORM_ERRORS)):
+                raise
             raise RecipeError(f"task {entry.name}: {path} cannot be loaded: {error!r}.") from error
 
 
@@ -127,6 +131,7 @@ def _load(
     if entry.home == "folder":
         config["task"] = entry.name  # without one lm-eval invents another name every time it is asked
     config["num_fewshot"] = how.shots if how.shots is not None else config.get("num_fewshot") or 0
+    check_metrics(entry, config)
     _set_budget(entry, config, how.max_gen_toks)
     pictures: dict[str, Picture] = {}
     if local is not None:
@@ -177,7 +182,7 @@ def _set_budget(entry: TaskEntry, config: dict[str, Any], max_gen_toks: int | No
 def _finish(entry: TaskEntry, task: Any, path: Path, pictures: Mapping[str, Picture]) -> LoadedSubtask:
     """Decode the documents once, describe the task, and let a grader that cannot run say so."""
     check_keys(entry, task)
-    definition = _definition_sha256(task, path)
+    definition = _definition_sha256(entry, task, path)
     split = task.config.test_split or task.config.validation_split
     with quiet_harness():
         documents = [dict(document) for document in _undecoded(task.eval_docs, entry.pictures)]
@@ -186,11 +191,15 @@ def _finish(entry: TaskEntry, task: Any, path: Path, pictures: Mapping[str, Pict
     if entry.pictures:
         documents = attach(documents, entry.pictures, pictures)
         check_shown(task, entry.name, documents)
+    with quiet_harness():
+        check_rendered(entry, task, documents)
+        examples = _examples(task, entry.pictures)
+    data = _sha256([documents, examples] if examples else documents)
     # Every later pass sees these very documents: a process_docs that draws (GPQA) would grade one order of
     # the options and have asked another.
     task.dataset = {**task.dataset, split: documents}
     task.config.process_docs = None
-    loaded = LoadedSubtask(task, task.task_name, len(documents), definition, _sha256(documents))
+    loaded = LoadedSubtask(task, task.task_name, len(documents), definition, data)
     grade = task.process_results
 
     def grade_or_leave_ungraded(document: Any, results: Any) -> Any:
@@ -210,6 +219,15 @@ def _finish(entry: TaskEntry, task: Any, path: Path, pictures: Mapping[str, Pict
     return loaded
 
 
+def _examples(task: Any, fields: Sequence[str]) -> list[Any]:
+    """Return the documents that examples are drawn from, decoded like the graded ones; none where none are shown."""
+    if not task.config.num_fewshot:
+        return []
+    shown = task.fewshot_docs()
+    shown = _undecoded(shown, fields) if hasattr(shown, "features") else shown or ()
+    return [dict(one) if isinstance(one, Mapping) else one for one in shown]
+
+
 def _undecoded(documents: Any, fields: Sequence[str]) -> Any:
     """Return a data set that hands out the picture files of its picture columns instead of decoding them."""
     from datasets import Image
@@ -220,11 +238,15 @@ def _undecoded(documents: Any, fields: Sequence[str]) -> Any:
     return documents
 
 
-def _definition_sha256(task: Any, path: Path) -> str:
-    """Hash the resolved definition without paths and memory addresses, and the Python files beside it."""
+def _definition_sha256(entry: TaskEntry, task: Any, path: Path) -> str:
+    """Hash the resolved definition without paths and memory addresses, and the Python files that it may call."""
     dumped = {key: value for key, value in task.dump_config().items() if key not in _NOT_THE_QUESTION}
     text = re.sub(r" at 0x[0-9a-f]+", "", json.dumps(dumped, default=repr, sort_keys=True))
-    code = {file.name: file.read_text(encoding="utf-8") for file in sorted(path.parent.glob("*.py"))}
+    code: Any = (
+        own_code(entry)
+        if entry.home == "folder"
+        else {file.name: file.read_text(encoding="utf-8") for file in sorted(path.parent.glob("*.py"))}
+    )
     return _sha256([text, code, str(task.VERSION)])
 
 

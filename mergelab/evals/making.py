@@ -36,7 +36,8 @@ def made_with(entry: TaskEntry, config: dict[str, Any], tokenizer: Path | None) 
         return
     if tokenizer is None:
         raise RecipeError(
-            f"task {entry.name}: its documents are made to a length in tokens, and there is no tokenizer to count them."
+            f"task {entry.name}: its documents are made to a length in tokens, and there is no tokenizer to count them "
+            f"on this machine. Give them with evals.data (of a command: --data {entry.name}=FILE.jsonl)."
         )
     import numpy as np
     import requests

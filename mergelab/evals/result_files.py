@@ -88,6 +88,9 @@ def _read_lmms(path: Path) -> ResultFile:
         if missing:
             problems.append(f"{place}: lacks {', '.join(missing)}")
             continue
+        if isinstance(row["doc_id"], bool) or not isinstance(row["doc_id"], int | str):
+            problems.append(f"{place}: doc_id: expected a whole number or a text, found {type(row['doc_id']).__name__}")
+            continue
         answers = row.get("resps", row["filtered_resps"])
         lines.append(
             Line(

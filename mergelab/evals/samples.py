@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mergelab.errors import MergelabError
+from mergelab.errors import MergelabError, RecipeError
 from mergelab.evals.entry import TaskEntry
 from mergelab.evals.guessing import GUESSED
 
@@ -109,13 +109,20 @@ def _score(entry: TaskEntry, rows: Mapping[str, Mapping[str, Any]], key: str | N
     if entry.unit == 100:
         score = min(value, 1.0)
         if not 0 <= value < 1 + _ROUNDING:
-            raise MergelabError(
+            kind = RecipeError if entry.home == "folder" else MergelabError
+            raise kind(
                 f"task {entry.name}: expected {key} in [0, 1], found {value}. A metric that comes in points needs "
                 "unit: 1 in registry.yaml."
             )
     else:
         lowest = entry.lowest if key == entry.strict else 0.0
-        score = min(max((entry.unit * value - lowest) / (100 - lowest), 0.0), 1.0)
+        score = (entry.unit * value - lowest) / (100 - lowest)
+        if entry.home == "folder" and not -_ROUNDING < score < 1 + _ROUNDING:
+            raise RecipeError(
+                f"task {entry.name}: expected {key} from {lowest:g} to 100 points, found {entry.unit * value:g}. "
+                "Correct unit or lowest in registry.yaml (lowest is of the strict key alone)."
+            )
+        score = min(max(score, 0.0), 1.0)
     return int(score) if score.is_integer() else score
 
 

@@ -25,6 +25,7 @@ from mergelab.evals.quiet import Progress, quiet, quiet_harness
 from mergelab.evals.request import EvalRequest, check_request
 from mergelab.evals.resources import check_thread
 from mergelab.evals.samples import Sample, build_samples, check_scores, harness_scores, scored
+from mergelab.evals.sandbox import describe_isolation, isolation
 from mergelab.evals.task_folder import known_tasks, own_data
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
 
     Args:
         request: What to grade.
-        notify: Told before a data set is fetched over the network.
+        notify: Told before a data set is fetched over the network, and where programs cannot be cut off from it.
 
     Raises:
         RecipeError: The request or a task file is wrong; all problems in one message.
@@ -251,6 +252,8 @@ def load_suite(request: EvalRequest, notify: Callable[[str], None] = lambda mess
     """
     protocol, names, batch_size = check_request(request)
     known = known_tasks(request.task_folder)
+    if any(known[name].code for name in names) and not isolation():
+        notify(describe_isolation())
     tasks: list[LoadedTask] = []
     problems: list[MergelabError] = []
     for name in names:

@@ -6,10 +6,17 @@ from pathlib import Path
 
 from mergelab.config.task_registry import REGISTRY, TaskRow, read_task_registry
 from mergelab.errors import RecipeError, problem_list
-from mergelab.evals.definitions import read_definition, references
+from mergelab.evals.definitions import definition_files, read_definition, references
 from mergelab.evals.documents import named_data
 from mergelab.evals.entry import TaskEntry, lm_eval_tasks, task_path
 from mergelab.evals.tasks import TASKS
+
+_PICTURES = (
+    "grade pictures with lmms-eval or VLMEvalKit and bring the answers in with `mergelab import-samples`, or name a "
+    "built-in picture task"
+)
+_CODE = ("mbpp", "humaneval")
+"""Folders of lm-eval whose graders run programs in our own process; built-in tasks go through the sandbox."""
 
 _KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "list": list, "dict": dict}
 
@@ -39,8 +46,11 @@ def read_task_folder(folder: Path) -> dict[str, TaskEntry]:
             problems.append(f"{row.name}: stands twice; keep one")
         if row.lowest and row.unit == 100:
             problems.append(f"{row.name}: lowest {row.lowest:g} needs unit: 1, for a metric that comes in points")
-        problems += [f"{row.name}: {problem}" for problem in _definition_problems(folder / row.yaml)]
-        entries[row.name] = _entry(row, folder)
+        if row.modality == "vision":
+            problems.append(f"{row.name}: modality vision is for built-in tasks; {_PICTURES}")
+        found = _definition_problems(folder / row.yaml)
+        problems += [f"{row.name}: {problem}" for problem in found]
+        entries[row.name] = _entry(row, folder, () if found else _inherited_needs(folder / row.yaml))
     if problems:
         raise RecipeError(problem_list(f"{folder / REGISTRY}: these tasks cannot be used:", problems))
     return entries
@@ -48,7 +58,7 @@ def read_task_folder(folder: Path) -> dict[str, TaskEntry]:
 
 def runs_code(entry: TaskEntry) -> str | None:
     """Return what grading a task would run besides lm-eval and mergelab, as a sentence; None for nothing."""
-    allow = "allow it with evals.allow_code: true (--allow-code)"
+    allow = "allow it with evals.allow_code: true (--set evals.allow_code=true; in mergelab eval --allow-code)"
     if entry.code:
         return f"{entry.name} runs programs that the model writes; {allow}"
     if entry.home != "folder":
@@ -65,7 +75,7 @@ def own_data(entry: TaskEntry) -> Path | None:
     return None if entry.folder is None else named_data(entry.folder, entry.name)
 
 
-def _entry(row: TaskRow, folder: Path) -> TaskEntry:
+def _entry(row: TaskRow, folder: Path, needs: tuple[str, ...]) -> TaskEntry:
     return TaskEntry(
         row.name,
         row.modality,
@@ -78,6 +88,7 @@ def _entry(row: TaskRow, folder: Path) -> TaskEntry:
         unparsable=row.unparsable,
         unit=float(row.unit),
         lowest=row.lowest,
+        needs=needs,
         max_gen_toks=row.max_gen_toks,
         folder=folder,
     )
@@ -90,4 +101,27 @@ def _definition_problems(path: Path) -> list[str]:
         return [str(error)]
     if "group" in definition or "task_list" in definition or isinstance(definition.get("task"), list):
         return [f"{path} defines a group; give its tasks one by one"]
-    return []
+    problems = []
+    unsafe = any(read_definition(file).get("unsafe_code") for file in definition_files(path))
+    if unsafe or any(name in _CODE for name in _lm_eval_folders(path)):
+        problems.append(f"{path} grades by running programs of models, which built-in tasks alone may do")
+    if definition.get("doc_to_image") is not None:
+        problems.append(f"{path} shows pictures (doc_to_image); {_PICTURES}")
+    return problems
+
+
+def _lm_eval_folders(path: Path) -> set[str]:
+    """Return the folders of lm-eval's own tasks that a definition includes YAML of, or calls Python of."""
+    installed = lm_eval_tasks().resolve()
+    included = (file for file in definition_files(path) if file.is_relative_to(installed))
+    called = (one.name.split(".") for one in references(read_definition(path)))
+    return {file.relative_to(installed).parts[0] for file in included} | {
+        parts[2] for parts in called if parts[:2] == ["lm_eval", "tasks"] and len(parts) > 2
+    }
+
+
+def _inherited_needs(path: Path) -> tuple[str, ...]:
+    """Return what the built-in tasks need whose definitions in lm-eval this one includes."""
+    folders = _lm_eval_folders(path)
+    users = (entry for entry in TASKS.values() if entry.home == "lm_eval" and Path(entry.path).parts[0] in folders)
+    return tuple(dict.fromkeys(need for entry in users for need in entry.needs))

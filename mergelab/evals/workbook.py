@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,6 +13,11 @@ Cell = str | float | bool | None
 
 _MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
+# A file that is encrypted or packed in another way raises RuntimeError or NotImplementedError; no sheet, StopIteration.
+_NO_WORKBOOK = (
+    *(zipfile.BadZipFile, zlib.error, ElementTree.ParseError),
+    *(KeyError, IndexError, StopIteration, RuntimeError, NotImplementedError),
+)
 _ESCAPE = re.compile(r"_x([0-9A-Fa-f]{4})_")
 
 
@@ -26,7 +32,7 @@ def read_sheet(path: Path) -> list[list[Cell]]:
             strings = list(_shared_strings(archive))
             sheet = ElementTree.fromstring(archive.read(_first_sheet(archive)))
         rows = [_row(row, strings) for row in sheet.iter(f"{_MAIN}row")]
-    except (zipfile.BadZipFile, KeyError, IndexError, ElementTree.ParseError) as error:
+    except _NO_WORKBOOK as error:
         raise ValueError(f"no .xlsx workbook ({type(error).__name__}: {error})") from error
     width = max((len(row) for row in rows), default=0)
     return [row + [None] * (width - len(row)) for row in rows]

@@ -24,7 +24,7 @@ from mergelab.evals.task_folder import known_tasks
 from mergelab.evals.vllm_engine import require_vllm
 from mergelab.sinks.prompts import load_prompts
 from mergelab.sweeps.announce import check_disk
-from mergelab.sweeps.experiment import check_models, load_generation_config, load_tokenizer
+from mergelab.sweeps.experiment import check_models, check_pair_sight, load_generation_config, load_tokenizer
 from mergelab.sweeps.grid import expand
 from mergelab.sweeps.models import Models, pair_models
 from mergelab.sweeps.processor import load_processor
@@ -65,6 +65,7 @@ def examine(experiment: Experiment, folder: Path, device: str = "auto") -> list[
     if recipe.evals.backend == "vllm" and chosen is not None:
         doctor.check("vllm", lambda: require_vllm(chosen), "pip download 'mergelab[vllm]'; pip install --no-index")
     checkpoints: dict[str, Checkpoint] = {}
+    models: Models | None = None
     with offline():
         for role, source in pair.sources.items():
             opened = doctor.check(f"model {role}", partial(_open, source), _how_model(role, source))
@@ -99,7 +100,8 @@ def examine(experiment: Experiment, folder: Path, device: str = "auto") -> list[
         for name in names:
             if base is None and known[name].tokenized:
                 continue
-            doctor.check(f"task {name}", partial(_load_alone, request, name), _how_task(known[name]))
+            shown_to = models if known[name].modality == "vision" else None
+            doctor.check(f"task {name}", partial(_load_alone, request, name, shown_to), _how_task(known[name]))
     return doctor.checks
 
 
@@ -153,7 +155,9 @@ def _how_model(role: str, source: Source) -> str:
     return f"with network: hf download {source.id}{revision} --local-dir DIR; copy DIR here, name it as the {role}"
 
 
-def _load_alone(request: EvalRequest, name: str) -> EvalSuite:
+def _load_alone(request: EvalRequest, name: str, shown_to: Models | None) -> EvalSuite:
+    if shown_to is not None:
+        check_pair_sight([name], shown_to)
     data = request.source(name)
     budgets = {task: budget for task, budget in request.max_gen_toks.items() if task == name}
     alone = replace(request, tasks=(name,), data={name: data} if data else {}, max_gen_toks=budgets, data_folder=None)
@@ -192,5 +196,7 @@ def _describe(value: Any) -> str:
     if isinstance(value, int):
         return f"{value / 1e9:.1f} GB of weights to keep" if value else "no weights are kept"
     if isinstance(value, Models):
-        return f"{len(value.pairing.tensors)} tensors"
+        unsure = value.report is not None and value.report.verdict == "low"
+        doubt = "; names inferred with low confidence: run, plan and merge need --accept-inferred" if unsure else ""
+        return f"{len(value.pairing.tensors)} tensors{doubt}"
     return ""

@@ -39,6 +39,7 @@ from mergelab.sweeps.models import Models
 from mergelab.sweeps.points import Point, named
 from mergelab.sweeps.processor import Processor, load_processor
 from mergelab.sweeps.request import eval_request
+from mergelab.sweeps.sight import check_sight
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "lm_eval", "safetensors", "numpy", "mergekit")
 
@@ -117,6 +118,7 @@ def prepare(
     limit_threads(models.num_parameters("vlm"), device)
     jobs, ancestry = check_models(recipe, models)
     suite = load_suite(eval_request(recipe, pair, models.checkpoints["base"].folder), say)
+    check_pair_sight([task.name for task in suite.tasks if task.modality == "vision"], models)
     prompts = load_prompts(recipe.sink.prompts)
     tokenizers = load_tokenizers(models)
     suite.check_tokenizer(tokenizers.text)
@@ -147,6 +149,15 @@ def prepare(
         dtype=live_dtype(jobs),
         backend_versions=versions,
     )
+
+
+def check_pair_sight(tasks: Sequence[str], models: Models) -> None:
+    """Refuse picture tasks that the pair's vlm cannot be asked.
+
+    Raises:
+        RecipeError: It cannot see their pictures.
+    """
+    check_sight(tasks, "vlm", models.checkpoints["vlm"].folder, models.pairing.towers["vlm"])
 
 
 def check_models(recipe: Recipe, models: Models) -> tuple[tuple[TensorJob, ...], dict[str, Any]]:

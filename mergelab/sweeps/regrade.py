@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mergelab import __version__, records
-from mergelab.errors import DamagedFileError, RecipeError
+from mergelab.checkpoints.hub import resolve_source
+from mergelab.config import Source
+from mergelab.errors import DamagedFileError, MergelabError, RecipeError
+from mergelab.evals.building import offline
 from mergelab.evals.regrading import can_regrade, regrade
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import load_suite
@@ -117,6 +120,17 @@ def _request(run: records.Run, data: Mapping[str, Path]) -> EvalRequest:
         max_gen_toks=budgets,
         task_folder=Path(tasks) if tasks else None,
         allow_code=evals.get("allow_code", False),
-        tokenizer=Path(base) if isinstance(base, str) and Path(base).is_dir() else None,
+        tokenizer=_folder(base),
         data_folder=folder,
     )
+
+
+def _folder(base: Any) -> Path | None:
+    """Return where the base of a run lies on this machine, as the run names it; None if it is not there."""
+    named = base if isinstance(base, dict) else {"id": base}
+    try:
+        source = Source(id=named["id"], revision=named.get("revision"))
+        with offline():
+            return resolve_source(source.location, source.revision)
+    except (KeyError, ValueError, MergelabError):
+        return None

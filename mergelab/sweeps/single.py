@@ -19,10 +19,9 @@ from mergelab.checkpoints.hub import resolve_source
 from mergelab.checkpoints.reader import torch_dtype
 from mergelab.device import choose_device, limit_threads
 from mergelab.engine.plan import OUTPUT_DTYPES
-from mergelab.errors import PairingError, RecipeError
+from mergelab.errors import PairingError
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import TaskResult, load_suite
-from mergelab.live.configs import has_vlm_class
 from mergelab.live.model import LiveModel
 from mergelab.sinks.measure import measure_sink
 from mergelab.sinks.prompts import load_prompts
@@ -30,6 +29,7 @@ from mergelab.sweeps.engines import Asked, Engines, vllm_kind
 from mergelab.sweeps.experiment import load_generation_config, load_tokenizer
 from mergelab.sweeps.loading import tower_of
 from mergelab.sweeps.processor import load_processor
+from mergelab.sweeps.sight import check_sight
 from mergelab.towers.layouts import Tower, locate_tower
 
 
@@ -70,11 +70,7 @@ def evaluate_model(
     kind = None if request.backend == "hf" else vllm_kind(device)
     checkpoint, tower = _open(source, say)
     suite = load_suite(replace(request, tokenizer=checkpoint.folder), say)
-    sees = tower.sees_pictures and has_vlm_class(checkpoint.folder, tower.family)
-    blind = [task.name for task in suite.tasks if task.modality == "vision" and not sees]
-    if blind:
-        what = "a vlm without a class in transformers" if tower.sees_pictures else "a text model"
-        raise RecipeError(f"{source}: {what} cannot see the pictures of {', '.join(blind)}. Name --tasks.")
+    check_sight([task.name for task in suite.tasks if task.modality == "vision"], source, checkpoint.folder, tower)
     tokenizer = load_tokenizer(checkpoint)
     suite.check_tokenizer(tokenizer)
     processor = None

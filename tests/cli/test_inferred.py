@@ -153,6 +153,14 @@ def test_every_command_asks_before_it_goes_on(
     assert "--accept-inferred" in typed(command[0], "--help").stdout
 
 
+def test_doctor_says_that_a_run_needs_the_flag(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    found = {
+        one["what"]: one for one in json.loads(typed("doctor", "recipe.yaml", *pair(folder, "odd"), "--json").stdout)
+    }
+    assert "--accept-inferred" in found["pairing"]["found"]
+
+
 def test_merge_keeps_the_names_of_the_vlm(folder: Path, tmp_path: Path) -> None:
     done = typed("merge", folder / "recipe.yaml", *pair(folder, "odd"), "--out", tmp_path / "out", "--accept-inferred")
     assert done.exit_code == 0, done.output

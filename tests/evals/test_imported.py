@@ -2,6 +2,7 @@
 
 import json
 import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ SCORES: list[tuple[list[dict[str, Any]], list[int | float], str]] = [
             {"mme_cognition_score": {"question_id": "a.jpg", "category": "code", "score": 0.0}},
         ],
         [1, 0],
-        "mme_perception_score|mme_cognition_score",
+        "mme_cognition_score|mme_perception_score",
     ),
     (
         [{name: {"question_id": n, "score": n / 2} for name in ("pope_accuracy", "pope_recall")} for n in range(2)],
@@ -103,6 +104,14 @@ SCORES: list[tuple[list[dict[str, Any]], list[int | float], str]] = [
         [1, 0],
         "mmmu_acc",
     ),
+    (
+        [
+            {"mmmu_acc": {"question_type": "open", "answer": "17", "parsed_pred": parsed}}
+            for parsed in ([17.0, "x"], [[17.0, "x"]], ["1", "7"], [["1"], ["7"]])
+        ],
+        [1, 1, 0, 0],
+        "mmmu_acc",
+    ),
 ]
 
 
@@ -113,6 +122,31 @@ def test_scores_of_several_shapes(tmp_path: Path, metrics: list[dict[str, Any]],
     found = import_file(write_lines(tmp_path / "a.jsonl", lines), Keys())
     assert strict(found) == scores and found.provenance["strict_key"] == key
     assert random.getstate() == state
+
+
+def test_key_that_is_read_off_the_lines_does_not_depend_on_their_order(tmp_path: Path) -> None:
+    lines = [lmms_line(0, "x", b=1.0), lmms_line(1, "x", a=0.0)]
+    found = [
+        import_file(write_lines(tmp_path / f"{n}.jsonl", some), Keys()) for n, some in enumerate((lines, lines[::-1]))
+    ]
+    assert [one.provenance["strict_key"] for one in found] == ["a|b", "a|b"]
+
+
+@pytest.mark.parametrize("doc_id", [None, [1], {"a": 1}, True, 1.5])
+def test_a_document_id_is_a_number_or_a_text(tmp_path: Path, doc_id: Any) -> None:
+    line = {**lmms_line(0, "x", exact_match=1.0), "doc_id": doc_id}
+    assert "line 1: doc_id: expected a whole number or a text" in fault(write_lines(tmp_path / "a.jsonl", [line]))
+
+
+def test_a_workbook_without_a_sheet_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.xlsx"
+    write_workbook(path, [["index"], [1]])
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content.replace(b'Id="rId1"', b'Id="rId9"'))
+    assert "no .xlsx workbook (StopIteration" in fault(path)
 
 
 def test_keys_choose_flexible_and_cluster(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import langdetect
 import nltk
 import pytest
 import yaml
+from jinja2 import TemplateError
 
 from mergelab.errors import MachineError, RecipeError
 from mergelab.evals import building, resources
@@ -111,6 +112,9 @@ def test_shots_without_their_split_are_refused_and_a_folder_gives_them(tmp_path)
     (task,) = load_suite(request).tasks
     assert task.stage["num_fewshot"] == 5
     assert task.n == 6
+    write_jsonl(tmp_path / "folder" / "train.jsonl", gsm8k(*((f"other{n}?", "1") for n in range(6))))
+    (other,) = load_suite(request).tasks
+    assert other.stage["data_sha256"] != task.stage["data_sha256"], "other examples are another question"
 
 
 def test_family_takes_local_documents_of_its_members_and_leaves_out_the_others(tmp_path):
@@ -163,6 +167,16 @@ def test_fetching_is_announced_and_its_failure_names_the_way_out(monkeypatch):
         load_suite(EvalRequest("paper-instruct-v1", tasks=("boolq",)), notify=told.append)
     assert attempts == [True, False]
     assert told == ["task boolq: fetching its data set aps/super_glue/boolq from the Hugging Face hub"]
+
+
+@pytest.mark.parametrize("error", [KeyError("answer"), TemplateError("no such field")])
+def test_data_set_of_another_form_is_no_matter_of_the_network(monkeypatch, error):
+    def construct(config):
+        raise error
+
+    monkeypatch.setattr(building, "_construct", construct)
+    with pytest.raises(RecipeError, match=r"do not fit together: (KeyError|TemplateError)"):
+        load_suite(EvalRequest("paper-instruct-v1", tasks=("boolq",)))
 
 
 def test_document_that_the_task_cannot_read_is_refused(tmp_path):

@@ -202,6 +202,7 @@ FAULTS = [
     (7, "field image: expected str, found int"),
     ("data:image/png;base64,QUJD", "its base64 is no picture"),
     ("broken.png", "no picture at"),
+    ("cut.png", "no picture at"),
 ]
 
 
@@ -210,6 +211,8 @@ def test_unreadable_pictures_are_named(tmp_path: Path, value: object, said: str)
     data = chart_documents(tmp_path, 3)
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     (tmp_path / "broken.png").write_bytes(b"not a picture")
+    whole = (tmp_path / rows[0]["image"]).read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     rows[1]["image"] = value
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(RecipeError, match="chartqa") as error:
@@ -291,6 +294,11 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(resources, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match=r"mergelab\[vision\]"):
         load_suite(EvalRequest("paper-instruct-v1", tasks=("chartqa",), data={"chartqa": chart_documents(tmp_path)}))
+
+
+def test_bytes_that_are_no_picture_are_named_when_they_are_shown() -> None:
+    with pytest.raises(RecipeError, match="cannot be decoded"):
+        Picture(b"no picture").open()
 
 
 def test_a_text_model_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ import pytest
 
 from mergelab.evals import sandbox
 from mergelab.evals.code_eval import CodeEval
+from mergelab.evals.request import EvalRequest
 from mergelab.evals.sandbox import runs
+from mergelab.evals.suite import load_suite
+from tests.evals.scripted import write_jsonl
 
 PROGRAMS = {
     "passes": ("def add(a, b): return a + b\nassert add(1, 2) == 3", True),
@@ -96,12 +99,18 @@ def test_network_is_cut_off():
     assert "without network" in sandbox.describe_isolation()
 
 
-def test_without_namespaces_programs_still_run_and_it_is_said(monkeypatch):
+def test_without_namespaces_programs_still_run_and_it_is_said(monkeypatch, tmp_path):
     sandbox.isolation.cache_clear()
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
     try:
         assert runs("assert True") and not runs("assert False")
         assert "does not let us cut off the network" in sandbox.describe_isolation()
+        told = []
+        row = {"text": "t", "test_list": ["assert True"] * 3, "code": "1", "task_id": 1}
+        path = write_jsonl(tmp_path / "mbpp.jsonl", [row])
+        request = EvalRequest("paper-instruct-v1", tasks=("mbpp",), data={"mbpp": path}, allow_code=True)
+        load_suite(request, told.append)
+        assert told == [sandbox.describe_isolation()]
     finally:
         sandbox.isolation.cache_clear()
 

@@ -179,7 +179,8 @@ def test_functions_of_lm_eval_itself_need_no_leave(tmp_path):
     folder = make(tmp_path / "tasks")
     installed = lm_eval_tasks() / "ifeval" / "ifeval.yaml"
     (folder / "capitals.yaml").write_text(f"include: {installed}\ntask: mine\n")
-    assert runs_code(read_task_folder(folder)["capitals"]) is None
+    entry = read_task_folder(folder)["capitals"]
+    assert runs_code(entry) is None and entry.needs == ("ifeval",)
     assert read_definition(folder / "capitals.yaml")["generation_kwargs"]["max_gen_toks"] == 1280
 
 
@@ -211,6 +212,96 @@ def test_metric_in_points_needs_its_unit(tmp_path):
     assert result.metrics["strict"] == pytest.approx((40 - 40 + 40) / 3)
     assert [sample["strict"] for sample in result.samples] == [0.625, 0.125, 0.625]
     assert result.metrics["lowest"] == -60
+
+
+def own(tmp_path, row=None, python="", **definition):
+    """A folder of one task with a changed row or definition; TAG stands for the tag of a function."""
+    folder = make(tmp_path, rows=[{**ROW, **(row or {})}], definition={**CAPITALS, **definition})
+    if python:
+        (folder / "mine.py").write_text(python)
+        path = folder / "capitals.yaml"
+        path.write_text(path.read_text().replace("TAG", "!function"))
+    return folder
+
+
+def test_stage_changes_with_the_row_and_with_every_python_file(tmp_path):
+    stage = load(own(tmp_path / "a")).tasks[0].stage
+    for place, row in enumerate(({"cluster": None}, {"unparsable": "empty"})):
+        assert load(own(tmp_path / f"row{place}", row)).tasks[0].stage != stage
+    folder = own(tmp_path / "b")
+    (folder / "deep").mkdir()
+    (folder / "deep" / "helper.py").write_text("A = 1\n")
+    one = load(folder).tasks[0].stage["definition_sha256"]
+    (folder / "deep" / "helper.py").write_text("A = 2\n")
+    assert one != load(folder).tasks[0].stage["definition_sha256"]
+
+
+def test_stage_changes_with_python_beside_an_included_yaml(tmp_path):
+    folder, shared = own(tmp_path / "a"), tmp_path / "shared"
+    shared.mkdir()
+    (folder / "capitals.yaml").rename(shared / "base.yaml")
+    (folder / "capitals.yaml").write_text("include: ../shared/base.yaml\n")
+    one = load(folder).tasks[0].stage["definition_sha256"]
+    (shared / "graders.py").write_text("A = 1\n")
+    assert one != load(folder).tasks[0].stage["definition_sha256"]
+
+
+@pytest.mark.parametrize("metric", [{"metric": "accuracy"}, {"metric": "exact_match", "hf_evaluate": True}])
+def test_metric_that_would_be_fetched_is_refused(tmp_path, monkeypatch, metric):
+    import evaluate
+
+    monkeypatch.setattr(evaluate, "load", lambda name: pytest.fail("evaluate was asked"))
+    metric = {**metric, "aggregation": "mean", "higher_is_better": True}
+    with pytest.raises(RecipeError, match=r"none of lm-eval's own"):
+        load(own(tmp_path / "a", metric_list=[metric]))
+
+
+def test_programs_of_models_are_for_built_in_tasks(tmp_path):
+    from mergelab.evals.entry import lm_eval_tasks
+
+    with pytest.raises(RecipeError, match="running programs of models"):
+        read_task_folder(own(tmp_path / "a", unsafe_code=True))
+    folder = own(tmp_path / "b")
+    installed = lm_eval_tasks() / "mbpp" / "mbpp.yaml"
+    (folder / "capitals.yaml").write_text(f"include: {installed}\nunsafe_code: false\n")
+    with pytest.raises(RecipeError, match="running programs of models"):
+        read_task_folder(folder)
+
+
+def test_pictures_are_for_built_in_tasks(tmp_path):
+    with pytest.raises(RecipeError, match=r"modality vision.*import-samples"):
+        read_task_folder(own(tmp_path / "a", {"modality": "vision"}))
+    with pytest.raises(RecipeError, match=r"doc_to_image.*import-samples"):
+        read_task_folder(own(tmp_path / "b", doc_to_image="image"))
+
+
+def test_document_that_a_template_cannot_render_is_named(tmp_path):
+    folder = own(tmp_path / "a", doc_to_text="{{answer}} {{1 // answer | length}}")
+    write_jsonl(folder / "capitals.jsonl", [*DOCUMENTS, {**DOCUMENTS[0], "answer": ""}])
+    with pytest.raises(RecipeError, match=r"document 3 does not fit doc_to_text: ZeroDivisionError"):
+        load(folder)
+
+
+def test_whatever_own_python_raises_names_the_task(tmp_path):
+    folder = own(tmp_path / "a", python="1 / 0\n", doc_to_text="TAG mine.ask")
+    with pytest.raises(RecipeError, match=r"capitals.yaml cannot be loaded: ZeroDivisionError"):
+        load(folder, allow_code=True)
+
+
+def test_key_that_is_no_mean_is_refused(tmp_path):
+    metric = {"metric": "exact_match", "aggregation": "median", "higher_is_better": True}
+    with pytest.raises(RecipeError, match="strict key is 'exact_match,whole', which is no mean"):
+        load(own(tmp_path / "a", metric_list=[metric]))
+
+
+def test_points_outside_of_the_registered_scale_are_refused(tmp_path):
+    definition = {"process_results": "TAG mine.grade", "filter_list": None}
+    definition["metric_list"] = [{"metric": "score", "aggregation": "mean", "higher_is_better": True}]
+    row = {"strict": "score,none", "flexible": None, "unit": 1, "lowest": -10.0}
+    folder = own(tmp_path / "a", row, "def grade(doc, results):\n    return {'score': -40}\n", **definition)
+    suite, model = load(folder, allow_code=True), ScriptedModel(SCRIPT)
+    with pytest.raises(RecipeError, match=r"from -10 to 100 points, found -40.*Correct unit or lowest"):
+        suite.evaluate("capitals", model, model.tokenizer)
 
 
 def test_folder_of_data_is_looked_into_by_task(tmp_path):

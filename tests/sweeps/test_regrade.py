@@ -14,6 +14,8 @@ from mergelab.errors import RecipeError
 from mergelab.evals.regrading import regrade
 from mergelab.evals.request import EvalRequest
 from mergelab.evals.suite import EvalSuite, load_suite
+from mergelab.sweeps import regrade as sweeps_regrade
+from mergelab.sweeps.regrade import _request
 from tests.builders import tiny_llama, tiny_llava
 from tests.evals.scripted import NO_END, ScriptedModel, gsm8k, write_jsonl
 
@@ -134,6 +136,21 @@ def test_answers_with_two_filters_and_of_families_come_out_the_same(tmp_path: Pa
         suite = load_suite(request)
         result = suite.evaluate(name, model, model.tokenizer)
         assert regrade(suite.tasks[0], result.metrics, result.samples) == (result.metrics, result.samples)
+
+
+def test_base_is_found_as_the_run_names_it(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tokenizer(base: Any) -> Path | None:
+        run = records.read_run(finished)
+        run.experiment["pair"]["base"] = base
+        return _request(run, {}).tokenizer
+
+    assert tokenizer("package:bench/data/pair/base") is not None
+    assert tokenizer(str(tmp_path)) == tmp_path
+    assert tokenizer(str(tmp_path / "gone")) is None
+    assert tokenizer("no-one/no-model") is None
+    asked = []
+    monkeypatch.setattr(sweeps_regrade, "resolve_source", lambda *source: asked.append(source) or tmp_path)
+    assert tokenizer({"id": "some/one", "revision": "abc"}) == tmp_path and asked == [("some/one", "abc")]
 
 
 def test_folder_that_is_no_run_is_refused_and_left_empty(tmp_path: Path) -> None:
