@@ -50,16 +50,16 @@ def build_own(entry: TaskEntry, config: Mapping[str, Any], path: Path) -> Any:
     try:
         with quiet_harness():
             return _construct(config)
-    except (OSError, *_form_errors(entry)) as error:
+    except _form_errors(entry, OSError) as error:
         raise RecipeError(
             f"task {entry.name}: the documents that {path} brings cannot be used: {error!r}. "
             + ("Correct the task." if entry.home == "folder" else "Install mergelab again.")
         ) from error
 
 
-def _form_errors(entry: TaskEntry) -> tuple[type[Exception], ...]:
-    """Return what documents of another form end in; Python of the user's may raise anything."""
-    return (Exception,) if entry.home == "folder" else FORM_ERRORS
+def _form_errors(entry: TaskEntry, *more: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return what documents of another form end in, and ``more``; Python of the user's may raise anything."""
+    return (Exception,) if entry.home == "folder" else (*more, *FORM_ERRORS)
 
 
 def _drop_missing_splits(entry: TaskEntry, config: dict[str, Any], splits: Mapping[str, Any], data: Path) -> None:
