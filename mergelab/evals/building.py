@@ -47,10 +47,11 @@ def build_local(entry: TaskEntry, config: dict[str, Any], splits: dict[str, list
 
 def build_own(entry: TaskEntry, config: Mapping[str, Any], path: Path) -> Any:
     """Build a task whose definition brings its documents along."""
+    caught: tuple[type[Exception], ...] = (OSError, *_form_errors(entry))
     try:
         with quiet_harness():
             return _construct(config)
-    except (OSError, *_form_errors(entry)) as error:
+    except caught as error:
         raise RecipeError(
             f"task {entry.name}: the documents that {path} brings cannot be used: {error!r}. "
             + ("Correct the task." if entry.home == "folder" else "Install mergelab again.")
