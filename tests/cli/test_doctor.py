@@ -13,6 +13,7 @@ from mergelab import device
 from mergelab.checkpoints import output_folder
 from mergelab.cli import main
 from tests.builders import tiny_llama, tiny_llava
+from tests.evals.picture_models import chart_documents
 
 DISK = namedtuple("DISK", "total used free")
 
@@ -113,3 +114,14 @@ def test_gpus_are_seen_without_torch_and_can_be_hidden(monkeypatch: pytest.Monke
         assert device.visible_gpus(tmp_path) == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert device.visible_gpus(tmp_path) == ["0000:01:00.0"]
+
+
+def test_picture_task_for_a_text_model_is_named_by_doctor_and_run(tmp_path: Path) -> None:
+    base, text = tiny_llama(tmp_path / "base"), tiny_llama(tmp_path / "text", seed=2)
+    data = f"evals.data.chartqa={chart_documents(tmp_path)}"
+    settings = ("--set", "evals.tasks=[chartqa]", "--set", data, "--device", "cpu")
+    asked = ("task_arithmetic", "--base", base, "--vlm", text, *settings)
+    found = checks(call("doctor", *asked, "--json"))
+    assert "a text model cannot see the pictures of chartqa" in found["task chartqa"]["found"]
+    run = call("run", *asked, "--accept-unrelated", "--out", tmp_path / "run")
+    assert run.exit_code == 3 and "cannot see the pictures of chartqa" in run.stderr, run.stderr
