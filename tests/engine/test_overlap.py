@@ -217,6 +217,7 @@ from mergelab.engine.export import export_vlm
 root = Path(sys.argv[1])
 trio = Trio({role: root / role for role in ("ancestor", "base", "vlm")})
 end = os.getpid(), getattr(signal, sys.argv[2])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start tests with the signal ignored
 export_vlm(make_export(trio), Path(sys.argv[3]), {}, progress=lambda done, total: done > total // 2 and os.kill(*end))
 """
 

@@ -345,7 +345,7 @@ def test_unknown_result_keys_are_found_when_the_task_is_loaded(graded):
 @pytest.mark.skipif(HAS_MATH, reason="the extra is installed")
 def test_missing_extra_is_named_before_any_work(tmp_path):
     with pytest.raises(
-        MachineError, match=r"minerva_math500: .* math_verify, antlr4 not .* pip install 'lm_eval\[math\]'"
+        MachineError, match=r"minerva_math500: .* math_verify, antlr4 not .* pip install 'mergelab\[math\]'"
     ):
         load(tmp_path, "minerva_math500")
 
