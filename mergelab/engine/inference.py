@@ -25,7 +25,7 @@ from mergelab.checkpoints.reader import read_entries
 from mergelab.checkpoints.safetensors_format import TensorHeader
 from mergelab.engine.ancestry import sampled_rows
 from mergelab.errors import PairingError
-from mergelab.towers.ancestry import OUTLIER_NORM
+from mergelab.towers.ancestry import OUTLIER_NORM, norm
 from mergelab.towers.inference import HEAD_WORDS, Inference
 from mergelab.towers.inferred_rule import Setting, family_of
 from mergelab.towers.kinds import module_kind
@@ -252,6 +252,6 @@ def entries(header: TensorHeader, start: int, stop: int) -> Block:
 
 def distance(theirs: Block, mine: Block) -> float:
     """Return |theirs - mine| / |mine|; ``UNLIKE`` against zeros."""
-    length = float(np.linalg.norm(mine))
-    apart = float(np.linalg.norm(theirs - mine))
+    length = norm(mine)
+    apart = norm(theirs - mine)
     return apart / length if length else (UNLIKE if apart else 0.0)

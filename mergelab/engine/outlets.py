@@ -16,6 +16,7 @@ import torch
 from mergelab.engine.plan import TensorJob
 from mergelab.errors import PairingError, problem_list
 from mergelab.strides import View
+from mergelab.towers.layouts import first
 from mergelab.towers.pairing import VOCABULARY_TENSORS
 
 Shapes = Mapping[str, Sequence[int]]
@@ -70,11 +71,10 @@ def check_outlets(jobs: Iterable[TensorJob], shapes: Shapes, model: str) -> None
             problems.append(f"{name}: the file has {tuple(job.tensor.shape)}, {model} {wanted}")
     problems += [f"{name}: the file has none, {model} {tuple(shapes[name])}" for name in shapes if name not in filled]
     if problems:
-        more = [f"... ({len(problems) - 8} more)"] if len(problems) > 8 else []
         raise PairingError(
             problem_list(
                 "vlm: its config.json does not describe its language weights:",
-                [*problems[:8], *more],
+                first(problems),
                 "Fetch config.json and the weights from the same place again.",
             )
         )

@@ -78,15 +78,14 @@ class EngineHarness(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render a conversation, once per text."""
-        key = json.dumps([chat_history, add_generation_prompt])
-        rendered = self._memory.rendered
-        if key not in rendered:
-            try:
-                text = self._render(chat_history, add_generation_prompt)
-            except jinja2.exceptions.TemplateError:
-                text = self._render([turn for turn in chat_history if turn["role"] != "system"], add_generation_prompt)
-            rendered[key] = text
-        return rendered[key]
+        return self._memory.render(chat_history, add_generation_prompt, self._render_with_or_without_system)
+
+    def _render_with_or_without_system(self, chat_history: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        try:
+            return self._render(chat_history, add_generation_prompt)
+        except jinja2.exceptions.TemplateError:
+            without = [turn for turn in chat_history if turn["role"] != "system"]
+            return self._render(without, add_generation_prompt)
 
     def _render(self, chat_history: list[dict[str, str]], add_generation_prompt: bool) -> str:
         text = self.tokenizer.apply_chat_template(

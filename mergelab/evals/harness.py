@@ -7,7 +7,6 @@ the answer ended by itself, which lm-eval's output no longer shows. The evaluati
 from __future__ import annotations
 
 import copy
-import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,11 +101,7 @@ class TextHarness(HFLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render a conversation, once per text: the points of a sweep ask the same questions."""
-        key = json.dumps([chat_history, add_generation_prompt])
-        rendered = self._memory.rendered
-        if key not in rendered:
-            rendered[key] = super().apply_chat_template(chat_history, add_generation_prompt)
-        return rendered[key]
+        return self._memory.render(chat_history, add_generation_prompt, super().apply_chat_template)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Answer the requests with ``HFLM``'s loop, then file how each one ended."""

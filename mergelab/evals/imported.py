@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mergelab.errors import RecipeError, problem_list
+from mergelab.evals.loaded import sha256_text
 from mergelab.evals.result_files import VLMEVALKIT, Line, ResultFile, read_result_file
 from mergelab.evals.samples import Sample
 from mergelab.evals.tasks import TASKS, task_path
@@ -143,9 +144,9 @@ def _sample(line: Line, keys: Keys) -> tuple[Sample, list[str]]:
     ungradable = strict is None or (keys.flexible is not None and flexible is None)
     return {
         "doc_id": line.doc_id,
-        "doc_hash": _sha256(json.dumps([line.doc_id, line.question, line.target])),
-        "prompt_hash": _sha256(line.question),
-        "target_hash": _sha256(line.target),
+        "doc_hash": sha256_text(json.dumps([line.doc_id, line.question, line.target])),
+        "prompt_hash": sha256_text(line.question),
+        "target_hash": sha256_text(line.target),
         "response": line.response,
         "strict": None if ungradable else strict,
         "flexible": None if ungradable else flexible,
@@ -233,7 +234,3 @@ def first_difference(samples: Sequence[Mapping[str, Any]], others: Sequence[Mapp
     return (
         None if lacking is None else f"its document {lacking} is missing here ({len(here)} of {len(there)} documents)"
     )
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()

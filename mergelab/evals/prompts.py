@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -17,3 +19,15 @@ class PromptMemory:
 
     rendered: dict[str, str] = field(default_factory=dict)
     encoded: dict[str, array[int]] = field(default_factory=dict)
+
+    def render(
+        self,
+        chat_history: list[dict[str, str]],
+        add_generation_prompt: bool,
+        template: Callable[[list[dict[str, str]], bool], str],
+    ) -> str:
+        """Return what ``template`` makes of a conversation; it is asked once per conversation."""
+        key = json.dumps([chat_history, add_generation_prompt])
+        if key not in self.rendered:
+            self.rendered[key] = template(chat_history, add_generation_prompt)
+        return self.rendered[key]

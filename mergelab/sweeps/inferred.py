@@ -11,7 +11,7 @@ from mergelab.errors import PairingError, problem_list
 from mergelab.towers.confidence import Findings, Report, report_on
 from mergelab.towers.inference import Inference, find_text_config, infer_tower, prediction_layers
 from mergelab.towers.inferred_rule import Setting, family_of, role_rules
-from mergelab.towers.layouts import Tower, locate_tower, text_config_of
+from mergelab.towers.layouts import Tower, first, locate_tower, text_config_of
 from mergelab.towers.pairing import Pairing
 from mergelab.towers.parts import EMBEDDING
 from mergelab.towers.rules import Family
@@ -130,10 +130,7 @@ def causal_type(base: Tower, vlm: Checkpoint) -> str:
 def no_place(inference: Inference) -> str:
     """Word the refusal of a vlm in which tensors of base are not found."""
     missing = inference.missing
-    shown = [
-        *missing[:SHOWN_MISSING],
-        *([f"... ({len(missing) - SHOWN_MISSING} more)"] * (len(missing) > SHOWN_MISSING)),
-    ]
+    shown = first(missing, SHOWN_MISSING)
     share = f"{inference.match.coverage:.0%}"
     guess = f"the best guess at its tower, {inference.prefix}.*, holds {share} of base's layer tensors"
     if not inference.match.layers:

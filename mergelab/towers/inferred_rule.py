@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from mergelab.towers.inference import Inference
-from mergelab.towers.modules import KINDS, Module, Operation, Option
+from mergelab.towers.modules import KINDS, Operation, Option, tail
 from mergelab.towers.rules import Family, parse_family
 from mergelab.towers.stacks import BASE_STACK, template
 
@@ -128,12 +128,7 @@ def canonical_source(operation: Operation) -> str:
     parent, parts = operation.parts[0].name.rpartition(".")[0], operation.parts
     if operation.how in ("rows", "grouped"):
         return f"{parent}.{operation.source.name.rpartition('.')[2]}"
-    return f"{parent.removesuffix('.*')}.{'_'.join(EXPERT_WORDS[last_name(part)] for part in parts)}_proj"
-
-
-def last_name(module: Module) -> str:
-    """Return the last part of a module's name."""
-    return module.name.rpartition(".")[2]
+    return f"{parent.removesuffix('.*')}.{'_'.join(EXPERT_WORDS[tail(part)] for part in parts)}_proj"
 
 
 def leaf_rename(source: str, target: str) -> list[str]:
@@ -146,7 +141,7 @@ def leaf_rename(source: str, target: str) -> list[str]:
 
 def split_rule(operation: Operation) -> dict[str, Any]:
     """Return the rule for projections that were fused along rows."""
-    last = [last_name(part) for part in operation.parts]
+    last = [tail(part) for part in operation.parts]
     parent = operation.parts[0].name.rpartition(".")[0].rpartition(".")[2]
     match = f"(?<=\\.{re.escape(parent)})\\.{re.escape(operation.source.name.rpartition('.')[2])}\\."
     rows = [part.tensors[0][1][0] for part in operation.parts]
@@ -167,7 +162,7 @@ def expert_rule(operation: Operation) -> dict[str, Any]:
     kind, shape, _ = operation.source.tensors[0]
     rule: dict[str, Any] = {
         "match": f"\\.experts\\.{re.escape(name)}" + (f"\\.{kind}$" if kind else "$"),
-        "into": [last_name(part) for part in operation.parts],
+        "into": [tail(part) for part in operation.parts],
     }
     if operation.interleaved:
         rule["interleaved"] = True
